@@ -1,0 +1,1 @@
+"""The `dsprobe` command: one module per verb. Nothing imports this package."""

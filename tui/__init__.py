@@ -1,0 +1,1 @@
+"""The Textual screens. No I/O but through a session."""
