@@ -1,0 +1,1 @@
+"""Real traffic and its truth: network namespaces, packet loss, loads, kernel counters."""
