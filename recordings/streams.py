@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsprobe.recordings.model import Field, Stream
 
-HIST_SLOTS = 28
+HIST_SLOTS = 32
 """Slots of a log2 histogram: slot i counts values in [2**i, 2**(i+1)) ns, the last all above."""
 
 VECTORS = (

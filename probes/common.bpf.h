@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Put before every module.  The loader defines NCPU, and a packed struct for each ring from its
+ * stream's declaration, so the two cannot differ. */
+#include <uapi/linux/ptrace.h>
+#include <linux/types.h>
+
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+
+/* Exact counts beside a ring: reserved or not, every event is counted first. */
+struct ring_count {
+	u64 produced;
+	u64 lost;
+	u64 pad[6]; /* a cache line per CPU */
+};
+
+/* Array maps that user space maps and reads without a system call (Linux 5.5). */
+#define MMAP_ARRAY(name, leaf, size) \
+	BPF_F_TABLE("array", u32, leaf, name, size, BPF_F_MMAPABLE)
+#define RING(name, pages) \
+	BPF_RINGBUF_OUTPUT(name, pages); \
+	MMAP_ARRAY(name##_count, struct ring_count, NCPU)
+
+#define HIST_SLOTS 32
+
+/* Slot of a log2 histogram: i for [2^i, 2^(i+1)), the last for all above.  A binary search, as BPF
+ * has no count-leading-zeros. */
+static __always_inline u32 hist_slot(u64 v)
+{
+	u32 r = 0;
+	u32 lo = v >> 32 ? 0xffffffff : (u32)v;
+	if (lo >= 1 << 16) { r += 16; lo >>= 16; }
+	if (lo >= 1 << 8) { r += 8; lo >>= 8; }
+	if (lo >= 1 << 4) { r += 4; lo >>= 4; }
+	if (lo >= 1 << 2) { r += 2; lo >>= 2; }
+	r += lo >> 1 & 1;
+	asm volatile("" : "+r"(r)); /* or clang drops the mask, which the verifier needs */
+	return r & (HIST_SLOTS - 1);
+}
+
+/* Copy a field of a kernel structure whose offset the loader found in BTF. */
+#define READ(dst, base, offset) bpf_probe_read_kernel(&(dst), sizeof(dst), (void *)(base) + (offset))

@@ -1,0 +1,135 @@
+"""What a probe is.  One probe is one Python file here and, if it uses BPF, one ``.bpf.c`` beside it.
+
+:mod:`dsprobe.probes.registry` lists them all; docs/adding-a-probe.md shows how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dsprobe.probes.btf import Btf
+from dsprobe.recordings.model import Rows, Stream
+
+Batch = tuple[Stream, Rows]
+
+
+class Unavailable(Exception):
+    """This machine cannot give what the probe needs: the reason, in one sentence, with the fix."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """``lost`` events or rows of ``stream`` that never became rows, and where."""
+
+    stream: str
+    reason: str
+    lost: int
+
+
+class Probe:
+    """A source of rows.
+
+    ``blocking`` probes read files that may hang; they are given a thread of their own, and a
+    watchdog marks their lane "stalled" while the rest goes on.
+    """
+
+    name: ClassVar[str]
+    doc: ClassVar[str]
+    streams: ClassVar[tuple[Stream, ...]]
+    blocking: ClassVar[bool] = False
+
+    def start(self) -> None:
+        """Take a first reading, so that later ones can be differences.
+
+        Raises :class:`Unavailable`.
+        """
+
+    def collect(self, now: int) -> list[Batch]:
+        """Rows since the last call; ``now`` (CLOCK_MONOTONIC ns) is the end of their interval."""
+        raise NotImplementedError
+
+    def losses(self) -> list[Loss]:
+        """What was lost since the last call."""
+        return []
+
+
+@dataclass(frozen=True)
+class Program:
+    """A BPF function and where it is attached.
+
+    ``kind`` is ``raw_tracepoint`` (``target`` names it) or ``cpu_clock`` (``target`` is the period
+    in ns, on every CPU).  Without a ``required`` program the probe says nothing; without another
+    one it goes on, and coverage says ``otherwise``.
+    """
+
+    function: str
+    kind: str
+    target: str
+    required: bool = True
+    otherwise: str = ""
+
+
+@dataclass(frozen=True)
+class Map:
+    """A BPF map as the compiler made it."""
+
+    fd: int
+    key_size: int
+    leaf_size: int
+    entries: int
+
+
+class BpfProbe(Probe):
+    """A probe whose rows come out of BPF maps and rings.
+
+    Each map in ``rings`` is a ring whose records are the rows of that stream; its size is that of
+    the map, and ``<map>_count`` counts what was produced and lost.
+    """
+
+    source: ClassVar[str]
+    programs: ClassVar[tuple[Program, ...]]
+    rings: ClassVar[Mapping[str, Stream]] = {}
+
+    def defines(self, btf: Btf | None) -> Mapping[str, int]:
+        """Constants for the C source.
+
+        Raises :class:`Unavailable`, or :class:`~dsprobe.probes.btf.BtfError`.
+        """
+        return {}
+
+    def open(self, maps: Mapping[str, Map]) -> None:
+        """Take the maps; called once, before any program is attached."""
+
+
+@cache
+def possible_cpus() -> int:
+    """One more than the highest CPU number this kernel may ever bring up.
+
+    Source: /sys/devices/system/cpu/possible (Documentation/admin-guide/cputopology.rst).
+    """
+    text = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    return int(text.replace(",", "-").split("-")[-1]) + 1
+
+
+def need_btf(btf: Btf | None) -> Btf:
+    """``btf``, or :class:`Unavailable` where the kernel has none."""
+    if btf is None:
+        raise Unavailable(
+            "this kernel has no /sys/kernel/btf/vmlinux; one built with CONFIG_DEBUG_INFO_BTF does"
+        )
+    return btf
+
+
+def grown(now: npt.NDArray[Any], before: npt.NDArray[Any], rows: Rows, *fields: str) -> None:
+    """Put the growth of counters into ``rows``; a counter that went back was reset: it grew by
+    its new value."""
+    for f in fields:
+        new, old = now[f].astype(np.int64), before[f].astype(np.int64)
+        rows[f] = np.where(new >= old, new - old, new)

@@ -1,0 +1,74 @@
+"""Softirq runs and raise-to-run latency per CPU and vector.
+
+Source: irq:softirq_raise, irq:softirq_entry and irq:softirq_exit (include/trace/events/irq.h), as
+raw tracepoints: 60 to 90 ns a hit, aggregated in the kernel, read without a system call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dsprobe.probes.btf import Btf
+from dsprobe.probes.maps import MappedArray
+from dsprobe.probes.probe import Batch, BpfProbe, Loss, Map, Program, possible_cpus
+from dsprobe.recordings.streams import HIST_SLOTS, SOFTIRQ_CPU, SOFTIRQ_SLOW, VECTORS
+
+SLOW_NS = 1_000_000
+"""A single run or wait at least this long becomes a row of softirq.slow."""
+
+_CELL = np.dtype(
+    [("raised_at", "<u8"), ("entered_at", "<u8"), ("count", "<u8"), ("busy", "<u8"),
+     ("waits", "<u8"), ("wait", "<u8"), ("discarded", "<u8"),
+     ("run_hist", "<u4", (HIST_SLOTS,)), ("wait_hist", "<u4", (HIST_SLOTS,))]
+)  # fmt: skip
+_SUMS = ("count", "busy", "waits", "wait", "run_hist", "wait_hist")
+
+
+class Softirq(BpfProbe):
+    name = "softirq"
+    doc = "softirq runs, their time and raise-to-run latency per CPU and vector"
+    streams = (SOFTIRQ_CPU, SOFTIRQ_SLOW)
+    source = "softirq.bpf.c"
+    programs = (
+        Program("softirq_raise", "raw_tracepoint", "softirq_raise", required=False,
+                otherwise="raise-to-run latency is not measured"),
+        Program("softirq_exit", "raw_tracepoint", "softirq_exit"),
+        Program("softirq_entry", "raw_tracepoint", "softirq_entry"),
+    )  # fmt: skip
+    rings = {"softirq_slow": SOFTIRQ_SLOW}
+
+    def __init__(self, slow_ns: int = SLOW_NS) -> None:
+        self._slow_ns = slow_ns
+        self._discarded = 0
+        shape = (possible_cpus(), len(VECTORS))
+        self._cpu, self._vec = np.indices(shape).reshape(2, -1)
+
+    def defines(self, btf: Btf | None) -> Mapping[str, int]:
+        return {"SOFTIRQ_SLOW_NS": self._slow_ns}
+
+    def open(self, maps: Mapping[str, Map]) -> None:
+        self._cells = MappedArray(maps["softirq_cells"], _CELL)
+
+    def start(self) -> None:
+        self._before = self._cells.snapshot()
+
+    def collect(self, now: int) -> list[Batch]:
+        cells = self._cells.snapshot()
+        before, self._before = self._before, cells
+        moved = (cells["count"] != before["count"]) | (cells["busy"] != before["busy"])
+        i = np.flatnonzero(moved)
+        if not len(i):
+            return []
+        rows = SOFTIRQ_CPU.empty(len(i))
+        rows["t"], rows["cpu"], rows["vec"] = now, self._cpu[i], self._vec[i]
+        for f in _SUMS:
+            rows[f] = cells[f][i] - before[f][i]
+        self._discarded += int((cells["discarded"] - before["discarded"]).sum())
+        return [(SOFTIRQ_CPU, rows)]
+
+    def losses(self) -> list[Loss]:
+        n, self._discarded = self._discarded, 0
+        reason = "raise stamped after the run that answered it"
+        return [Loss(SOFTIRQ_CPU.name, reason, n)] if n else []

@@ -1,0 +1,136 @@
+"""The system calls that attach programs and read maps, by number: bpf(2), perf_event_open(2).
+
+libbpf would bring these, but as part of bcc it comes with LLVM: loading it costs the agent 70 MB
+that it needs only while compiling, which happens in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_NR = {"x86_64": (321, 298), "aarch64": (280, 241)}  # bpf, perf_event_open
+_libc = ctypes.CDLL(None, use_errno=True)
+
+MAP_LOOKUP_BATCH = 24
+PROG_GET_INFO = OBJ_GET_INFO_BY_FD = 15
+RAW_TRACEPOINT_OPEN = 17
+ENABLE_STATS = 32
+
+PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
+PERF_COUNT_SW_CPU_CLOCK = 0
+PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF = 0x2400, 0x40042408
+_PERF_FLAG_FD_CLOEXEC = 8
+
+
+def supported() -> bool:
+    """Whether this machine is one whose system-call numbers are known."""
+    return platform.machine() in _NR
+
+
+def _call(which: int, *args: object) -> int:
+    result: int = _libc.syscall(_NR[platform.machine()][which], *args)
+    if result < 0:
+        e = ctypes.get_errno()
+        raise OSError(e, os.strerror(e))
+    return result
+
+
+def bpf(command: int, attr: bytes) -> tuple[int, bytes]:
+    """bpf(2): (result, attr as the kernel left it).  Raises OSError."""
+    buffer = ctypes.create_string_buffer(attr, len(attr))
+    result = _call(0, ctypes.c_int(command), buffer, ctypes.c_uint(len(attr)))
+    return result, buffer.raw
+
+
+def open_raw_tracepoint(name: str, program: int) -> int:
+    """Attach a program to a raw tracepoint; closing the returned descriptor detaches it."""
+    text = ctypes.create_string_buffer(name.encode())
+    fd, _ = bpf(RAW_TRACEPOINT_OPEN, struct.pack("<QII", ctypes.addressof(text), program, 0))
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def open_cpu_clock(cpu: int, period: int, program: int) -> int:
+    """Run a program on ``cpu`` every ``period`` ns; closing the descriptor ends it."""
+    attr = struct.pack("<IIQQ", PERF_TYPE_SOFTWARE, 128, PERF_COUNT_SW_CPU_CLOCK, period)
+    attr = attr.ljust(128, b"\0")
+    fd = _call(
+        1,
+        ctypes.create_string_buffer(attr, 128),
+        ctypes.c_int(-1),
+        ctypes.c_int(cpu),
+        ctypes.c_int(-1),
+        ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
+    )
+    try:
+        for request, value in ((PERF_EVENT_IOC_SET_BPF, program), (PERF_EVENT_IOC_ENABLE, 0)):
+            if _libc.ioctl(fd, ctypes.c_ulong(request), ctypes.c_int(value)) < 0:
+                e = ctypes.get_errno()
+                raise OSError(e, os.strerror(e))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def enable_stats() -> int:
+    """Make the kernel time every BPF program until the returned descriptor is closed (5.8)."""
+    fd, _ = bpf(ENABLE_STATS, struct.pack("<I", 0))
+    return fd
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """``run_time`` (ns) and ``runs`` grow only while statistics are enabled; ``misses`` always."""
+
+    id: int
+    run_time: int
+    runs: int
+    misses: int
+
+
+def program_info(fd: int) -> ProgramInfo:
+    """struct bpf_prog_info (include/uapi/linux/bpf.h)."""
+    info = ctypes.create_string_buffer(232)
+    bpf(PROG_GET_INFO, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
+    (number,) = struct.unpack_from("<I", info.raw, 4)
+    run_time, runs, misses = struct.unpack_from("<QQQ", info.raw, 192)
+    return ProgramInfo(number, run_time, runs, misses)
+
+
+def map_entries(fd: int, key: np.dtype[np.void], leaf: np.dtype[np.void], limit: int,
+                copies: int = 1) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:  # fmt: skip
+    """All keys (n,) and values (n, copies) of a hash map, a batch at a time (Linux 5.6).
+
+    ``copies`` is the number of possible CPUs for per-CPU maps.
+    """
+    keys = np.zeros(limit, key)
+    values = np.zeros((limit, copies), leaf)
+    position = ctypes.create_string_buffer(max(key.itemsize, 8))
+    at, n = 0, 0
+    while n < limit:
+        room = limit - n
+        attr = struct.pack(
+            "<QQQQIIQQ", at, ctypes.addressof(position), keys[n:].ctypes.data,
+            values[n:].ctypes.data, room, fd, 0, 0)  # fmt: skip
+        buffer = ctypes.create_string_buffer(attr, len(attr))
+        done = False
+        try:
+            _call(0, ctypes.c_int(MAP_LOOKUP_BATCH), buffer, ctypes.c_uint(len(attr)))
+        except OSError as e:
+            if e.errno != errno.ENOENT:  # ENOENT: this was the last batch
+                raise
+            done = True
+        n += struct.unpack_from("<I", buffer.raw, 32)[0]
+        at = ctypes.addressof(position)
+        if done:
+            break
+    return keys[:n], values[:n]
