@@ -40,30 +40,44 @@ class Lane:
     compute: Callable[[Rows, Edges], Values]
 
 
-def spread(rows: Rows, amount: npt.NDArray[Any], edges: Edges, keys: Any = None) -> Values:
+def spread(
+    rows: Rows,
+    amount: npt.NDArray[Any],
+    edges: Edges,
+    keys: npt.NDArray[Any] | None = None,
+    where: npt.NDArray[np.bool_] | None = None,
+) -> Values:
     """Sum of ``amount`` per bucket, each row spread evenly over its ``(t - dt, t]``.
 
-    Without ``keys`` the shape is (buckets,); with integer ``keys`` per row it is (max key + 1,
-    buckets).  Buckets no row touches hold 0.
+    ``where`` picks rows.  Without ``keys`` the shape is (buckets,); with integer ``keys`` per row
+    it is (distinct keys in ascending order, at least one; buckets).  Buckets no row touches hold 0.
     """
     nb = len(edges) - 1
-    group = np.zeros(len(rows), np.int64) if keys is None else np.asarray(keys, np.int64)
-    ng = int(group.max()) + 1 if len(group) else 1
-    out = np.zeros((ng, nb))
     end = rows["t"].astype(np.int64)
     start = end - np.maximum(rows["dt"].astype(np.int64), 1)
     keep = (end > edges[0]) & (start < edges[-1])
-    end, start, group = end[keep], start[keep], group[keep]
-    per_ns = np.asarray(amount, float)[keep] / (end - start)
+    if where is not None:
+        keep &= where
+    end, start = end[keep], start[keep]
+    per_ns = np.asarray(amount)[keep].astype(float) / (end - start)
+    ng, group = 1, np.zeros(len(end), np.int64)
+    if keys is not None and len(end):
+        # Keys come from files: number the ones in use rather than allocate up to the largest.
+        distinct, group = np.unique(keys[keep], return_inverse=True)
+        ng = len(distinct)
+    out = np.zeros(ng * nb)
     first = np.maximum(np.searchsorted(edges, start, "right") - 1, 0)
     last = np.minimum(np.searchsorted(edges, end, "left") - 1, nb - 1)
-    for step in range(int((last - first).max()) + 1 if len(first) else 0):
+    steps = int((last - first).max()) + 1 if len(first) else 0
+    for step in range(steps):
         b = first + step
-        on = b <= last
-        b, g = b[on], group[on]
-        overlap = np.minimum(end[on], edges[b + 1]) - np.maximum(start[on], edges[b])
-        np.add.at(out, (g, b), overlap * per_ns[on])
-    return out[0] if keys is None else out
+        if step:
+            on = b <= last
+            b, group, last, first = b[on], group[on], last[on], first[on]
+            start, end, per_ns = start[on], end[on], per_ns[on]
+        overlap = np.minimum(end, edges[b + 1]) - np.maximum(start, edges[b])
+        out += np.bincount(group * nb + b, overlap * per_ns, ng * nb)
+    return out if keys is None else out.reshape(ng, nb)
 
 
 def _width(edges: Edges) -> Values:
@@ -98,8 +112,8 @@ def cpus(field: str, vector: int | None = None) -> Callable[[Rows, Edges], Value
     """Time in ``field`` as a number of CPUs kept busy (1.0 is one whole CPU)."""
 
     def compute(rows: Rows, edges: Edges) -> Values:
-        rows = rows if vector is None else rows[rows["vec"] == vector]
-        return spread(rows, rows[field], edges) / np.diff(edges)
+        where = None if vector is None else rows["vec"] == vector
+        return spread(rows, rows[field], edges, where=where) / np.diff(edges)
 
     return compute
 
@@ -108,9 +122,9 @@ def worst_cpu(*fields: str, vector: int | None = None) -> Callable[[Rows, Edges]
     """Share (%) of the one CPU that spent the most time in ``fields``."""
 
     def compute(rows: Rows, edges: Edges) -> Values:
-        rows = rows if vector is None else rows[rows["vec"] == vector]
+        where = None if vector is None else rows["vec"] == vector
         amount = np.asarray(sum(rows[f].astype(float) for f in fields))
-        by_cpu = spread(rows, amount, edges, rows["cpu"])
+        by_cpu = spread(rows, amount, edges, rows["cpu"], where)
         return 100.0 * by_cpu.max(axis=0) / np.diff(edges)
 
     return compute
@@ -127,19 +141,44 @@ def share(*fields: str) -> Callable[[Rows, Edges], Values]:
     return compute
 
 
+def _reach(rows: Rows, edges: Edges) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Pairs (row, bucket), ascending by bucket: a sampled row counts where its ``t`` is, and in
+    those buckets of its ``(t - dt, t]`` in which no row ends (they are shorter than a sample)."""
+    nb = len(edges) - 1
+    end = rows["t"].astype(np.int64)
+    # A sampled row ends at t, so one that ends on an edge belongs to the bucket before it.
+    own = np.searchsorted(edges, end, "left") - 1
+    start = end - np.maximum(rows["dt"].astype(np.int64), 1)
+    first = np.maximum(np.searchsorted(edges, start, "right") - 1, 0)
+    row = np.arange(len(rows))
+    here = (own >= 0) & (own < nb)
+    vacant = np.ones(nb, bool)
+    vacant[own[here]] = False
+    pairs = [(row[here], own[here])]
+    early = first < np.minimum(own, nb)
+    row, b, last = row[early], first[early], np.minimum(own[early], nb)
+    while len(b):
+        on = vacant[b]
+        pairs.append((row[on], b[on]))
+        b = b + 1
+        on = b < last
+        row, b, last = row[on], b[on], last[on]
+    rows_at, buckets = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    order = np.argsort(buckets, kind="stable")
+    return rows_at[order], buckets[order]
+
+
 def gauge(field: str, per: str = "netns") -> Callable[[Rows, Edges], Values]:
     """Last value in the bucket, summed over ``per`` (each namespace reports its own)."""
 
     def compute(rows: Rows, edges: Edges) -> Values:
-        nb = len(edges) - 1
-        b = np.searchsorted(edges, rows["t"].astype(np.int64), "right") - 1
-        ok = (b >= 0) & (b < nb)
-        out = np.full(nb, np.nan)
-        keys = rows[per][ok] if per else np.zeros(int(ok.sum()), np.int64)
+        i, b = _reach(rows, edges)
+        out = np.full(len(edges) - 1, np.nan)
+        keys = rows[per][i]
         for key in np.unique(keys):
-            last = np.full(nb, np.nan)
             of = keys == key
-            last[b[ok][of]] = rows[field][ok][of]  # ascending t: the last one written stays
+            last = np.full(len(out), np.nan)
+            last[b[of]] = rows[field][i[of]]  # ascending t: the last one written stays
             out = np.where(np.isnan(out), last, out + np.nan_to_num(last))
         return out
 
@@ -150,10 +189,9 @@ def highest(field: str) -> Callable[[Rows, Edges], Values]:
     """Largest value in the bucket."""
 
     def compute(rows: Rows, edges: Edges) -> Values:
+        i, b = _reach(rows, edges)
         out = np.full(len(edges) - 1, -np.inf)
-        b = np.searchsorted(edges, rows["t"].astype(np.int64), "right") - 1
-        ok = (b >= 0) & (b < len(out))
-        np.maximum.at(out, b[ok], rows[field][ok].astype(float))
+        np.maximum.at(out, b, rows[field][i].astype(float))
         return np.where(np.isinf(out), np.nan, out)
 
     return compute
@@ -171,86 +209,74 @@ def quantile(hist: npt.NDArray[Any], q: float) -> Values:
 
 
 def hist_quantile(field: str, q: float) -> Callable[[Rows, Edges], Values]:
-    """Quantile of a log2 histogram field over each bucket; a row counts where its ``t`` is."""
+    """Quantile of a log2 histogram field over each bucket."""
 
     def compute(rows: Rows, edges: Edges) -> Values:
-        nb = len(edges) - 1
-        # A sampled row ends at t, so one that ends on an edge belongs to the bucket before it.
-        b = np.searchsorted(edges, rows["t"].astype(np.int64), "left") - 1
-        ok = (b >= 0) & (b < nb)
-        hist = np.zeros((nb, st.HIST_SLOTS))
-        np.add.at(hist, b[ok], rows[field][ok])
+        i, b = _reach(rows, edges)
+        hist = np.zeros((len(edges) - 1, st.HIST_SLOTS), np.uint64)
+        some, begins = np.unique(b, return_index=True)
+        if len(some):
+            hist[some] = np.add.reduceat(rows[field][i], begins, axis=0, dtype=np.uint64)
         return quantile(hist, q)
 
     return compute
 
 
-_SOFTIRQ = tuple(
-    Lane(
-        100 + vec,
-        f"softirq.{name.lower()}",
-        f"softirq {name}",
-        "CPUs",
-        "softirq",
-        "softirq.cpu",
-        "mean",
-        True,
-        cpus("busy", vec),
-    )
-    for vec, name in enumerate(st.VECTORS)
+_IRQ, _TCP, _SOCK, _BUSY = (
+    ("softirq", "softirq.cpu"),
+    ("tcp", "tcp.retransmit"),
+    ("sockets", "tcp.sockets"),
+    ("user", "nice", "system", "irq", "softirq", "steal"),
 )
 
-_TCP, _SOCK = "tcp.retransmit", "tcp.sockets"
-
 LANES: tuple[Lane, ...] = (
-    Lane(1, "net_rx.worst", "net_rx worst CPU", "%", "softirq", "softirq.cpu", "max", True,
+    Lane(1, "net_rx.worst", "net_rx worst CPU", "%", *_IRQ, "max", True,
          worst_cpu("busy", vector=NET_RX)),
-    Lane(2, "net_rx.all", "net_rx all CPUs", "CPUs", "softirq", "softirq.cpu", "mean", True,
-         cpus("busy", NET_RX)),
-    Lane(3, "softirq.wait", "raise→run P99", "ns", "softirq", "softirq.cpu", "max", False,
+    Lane(2, "net_rx.all", "net_rx all CPUs", "CPUs", *_IRQ, "mean", True, cpus("busy", NET_RX)),
+    Lane(3, "softirq.wait", "raise→run P99", "ns", *_IRQ, "max", False,
          hist_quantile("wait_hist", 0.99)),
-    Lane(4, "softirq.run", "softirq run P99", "ns", "softirq", "softirq.cpu", "max", False,
-         hist_quantile("run_hist", 0.99)),
     Lane(5, "softirq.slow", "slow softirqs", "/s", "softirq", "softirq.slow", "mean", True,
          events_per_second(None)),
-    *_SOFTIRQ,
-    Lane(20, "napi.work", "NAPI packets", "/s", "napi", "net.napi", "mean", True, rate("work")),
-    Lane(21, "napi.budget", "NAPI budget hits", "/s", "napi", "net.napi", "mean", True,
-         rate("budget_hits")),
-    Lane(22, "net.squeezed", "time squeezed", "/s", "napi", "net.softnet", "mean", True,
-         rate("squeezed")),
-    Lane(23, "net.drops", "packets dropped", "/s", "napi", "net.device", "mean", True,
-         rate("rx_dropped", "tx_dropped")),
-    Lane(24, "net.backlog_drops", "backlog drops", "/s", "napi", "net.softnet", "mean", True,
-         rate("dropped")),
-    Lane(30, "tcp.retransmits", "retransmitted segs", "/s", "tcp", _TCP, "mean", True,
+    Lane(30, "tcp.retransmits", "retransmitted segs", "/s", *_TCP, "mean", True,
          events_per_second("segments")),
-    Lane(31, "tcp.retransmit_calls", "retransmit calls", "/s", "tcp", _TCP, "mean", True,
+    Lane(31, "tcp.retransmit_calls", "retransmit calls", "/s", *_TCP, "mean", True,
          events_per_second(None)),
-    Lane(32, "tcp.out_segs", "segments out", "/s", "sockets", _SOCK, "mean", False,
-         rate("out_segs")),
-    Lane(33, "tcp.inuse", "TCP sockets", "", "sockets", _SOCK, "last", False, gauge("inuse")),
-    Lane(34, "tcp.time_wait", "TIME_WAIT", "", "sockets", _SOCK, "last", False,
-         gauge("time_wait")),
-    Lane(35, "tcp.listen_drops", "listen drops", "/s", "sockets", _SOCK, "mean", False,
-         rate("listen_drops")),
-    Lane(36, "tcp.resets", "resets out", "/s", "sockets", _SOCK, "mean", False,
-         rate("out_resets")),
-    Lane(40, "cpu.busy", "CPU busy", "%", "cpu", "cpu.usage", "mean", False,
-         share("user", "nice", "system", "irq", "softirq", "steal")),
+    Lane(33, "tcp.inuse", "TCP sockets", "", *_SOCK, "last", False, gauge("inuse")),
+    Lane(34, "tcp.time_wait", "TIME_WAIT", "", *_SOCK, "last", False, gauge("time_wait")),
+    Lane(40, "cpu.busy", "CPU busy", "%", "cpu", "cpu.usage", "mean", False, share(*_BUSY)),
     Lane(41, "cpu.worst", "busiest CPU", "%", "cpu", "cpu.usage", "max", False,
-         worst_cpu("user", "nice", "system", "irq", "softirq", "steal")),
+         worst_cpu(*_BUSY)),
     Lane(42, "cpu.softirq", "CPU softirq", "%", "cpu", "cpu.usage", "mean", False,
          share("softirq")),
-    Lane(43, "cpu.iowait", "CPU iowait", "%", "cpu", "cpu.usage", "mean", False, share("iowait")),
-    Lane(44, "cpu.steal", "CPU steal", "%", "cpu", "cpu.usage", "mean", False, share("steal")),
     Lane(45, "cpu.runq", "longest run queue", "tasks", "runq", "cpu.runq", "max", False,
          highest("longest")),
+    Lane(20, "napi.work", "NAPI packets", "/s", "napi", "net.napi", "mean", True, rate("work")),
+    Lane(23, "net.drops", "packets dropped", "/s", "netdev", "net.device", "mean", True,
+         rate("rx_dropped", "tx_dropped")),
+    Lane(22, "net.squeezed", "time squeezed", "/s", "netdev", "net.softnet", "mean", True,
+         rate("squeezed")),
+    Lane(21, "napi.budget", "NAPI budget hits", "/s", "napi", "net.napi", "mean", True,
+         rate("budget_hits")),
+    Lane(24, "net.backlog_drops", "backlog drops", "/s", "netdev", "net.softnet", "mean", True,
+         rate("dropped")),
+    Lane(32, "tcp.out_segs", "segments out", "/s", *_SOCK, "mean", False, rate("out_segs")),
+    Lane(35, "tcp.listen_drops", "listen drops", "/s", *_SOCK, "mean", False,
+         rate("listen_drops")),
+    Lane(36, "tcp.resets", "resets out", "/s", *_SOCK, "mean", False, rate("out_resets")),
+    Lane(43, "cpu.iowait", "CPU iowait", "%", "cpu", "cpu.usage", "mean", False, share("iowait")),
+    Lane(44, "cpu.steal", "CPU steal", "%", "cpu", "cpu.usage", "mean", False, share("steal")),
     Lane(46, "cpu.running", "tasks runnable", "tasks", "cpu", "cpu.load", "max", False,
          highest("running")),
     Lane(47, "cpu.pressure", "CPU pressure", "%", "pressure", "cpu.pressure", "mean", False,
          lambda rows, edges: share("some")(rows[rows["resource"] == 0], edges)),
+    Lane(4, "softirq.run", "softirq run P99", "ns", *_IRQ, "max", False,
+         hist_quantile("run_hist", 0.99)),
+    *(
+        Lane(100 + vec, f"softirq.{name.lower()}", f"softirq {name}", "CPUs", *_IRQ, "mean", True,
+             cpus("busy", vec))
+        for vec, name in enumerate(st.VECTORS)
+    ),
 )  # fmt: skip
-"""All lanes, in the order of the screen."""
+"""All lanes, in the order of the screen: a short terminal shows the first ones."""
 
 BY_KEY: dict[str, Lane] = {lane.key: lane for lane in LANES}
