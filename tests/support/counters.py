@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from dsprobe.recordings.streams import VECTORS
 
+from dsprobe.recordings.streams import VECTORS
 from tests.support.netns import Namespace
 
 Counts = npt.NDArray[np.int64]

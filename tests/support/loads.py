@@ -93,7 +93,10 @@ def iperf(
 
 
 def tcp_throughput(pair: Pair, seconds: float, cpus: tuple[int, int] = (-1, -1)) -> float:
-    """Bits per second from left to right over one IPv4 connection; ``cpus`` pin (client, server)."""
+    """Bits per second from left to right over one IPv4 connection.
+
+    ``cpus`` are the CPUs of client and server (-1: any).
+    """
     pin = ("-A", str(cpus[0])) if cpus[0] >= 0 else ()
     with iperf_server(pair.right, cpu=cpus[1]):
         report = iperf(pair.left, pair.right.ipv4, seconds, *pin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import tempfile
@@ -24,7 +25,7 @@ def churn(pair: Pair, folder: Path) -> Iterator[None]:
     """
     steps: list[Step] = []
     with udp_sink(pair.right) as _, tempfile.TemporaryDirectory(dir=folder) as scratch:
-        # tbf wakes its queue by NET_TX when tokens have grown (net/sched/sch_api.c, qdisc watchdog).
+        # tbf wakes its queue by NET_TX when tokens have grown (net/sched/sch_api.c, watchdog).
         tbf = ("rate", "20mbit", "burst", "3000", "latency", "20ms")
         pair.left.run("tc", "qdisc", "add", "dev", pair.left.device, "root", "tbf", *tbf)
         steps.append(_datagrams(pair))
@@ -64,8 +65,6 @@ def _datagrams(pair: Pair) -> Step:
 
 
 def _direct_writes(folder: Path) -> Step:
-    import mmap
-
     fd = os.open(folder / "direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
     page = mmap.mmap(-1, 4096)
 

@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
-    """The first true value of ``condition()``; AssertionError naming ``what`` after ``timeout`` s."""
+    """The first true value of ``condition()``.
+
+    AssertionError naming ``what`` when there is none within ``timeout`` seconds.
+    """
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
