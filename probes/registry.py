@@ -1,0 +1,30 @@
+"""All probes, in the order they are listed to users."""
+
+from __future__ import annotations
+
+from dsprobe.probes.cpu import Cpu
+from dsprobe.probes.napi import Napi
+from dsprobe.probes.netdev import Netdev
+from dsprobe.probes.pressure import Pressure
+from dsprobe.probes.probe import Probe
+from dsprobe.probes.runq import Runq
+from dsprobe.probes.sockets import Sockets
+from dsprobe.probes.softirq import Softirq
+from dsprobe.probes.tcp import Tcp
+
+PROBES: tuple[type[Probe], ...] = (Softirq, Napi, Netdev, Tcp, Sockets, Cpu, Runq, Pressure)
+
+
+def select(names: str | None) -> list[Probe]:
+    """The probes called ``names`` (separated by commas), or all.
+
+    Raises ValueError, in a sentence that lists them, for a name that is none.
+    """
+    known = {p.name: p for p in PROBES}
+    wanted = list(known) if names is None else [n.strip() for n in names.split(",") if n.strip()]
+    unknown = [n for n in wanted if n not in known]
+    if unknown or not wanted:
+        raise ValueError(
+            f"there is no probe {', '.join(unknown) or 'named'}; the probes are {', '.join(known)}"
+        )
+    return [known[n]() for n in dict.fromkeys(wanted)]
