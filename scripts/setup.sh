@@ -117,7 +117,7 @@ setup_venv() {
     run "pip install" "$pip" -I -m pip install -q --no-input --disable-pip-version-check \
         -c "$root/scripts/constraints.txt" --no-build-isolation -e "$root${1:+[$1]}"
     # Under sudo in somebody's checkout: what was made stays theirs to remove.
-    [ "$(id -u)" != 0 ] || chown -R --reference="$root" "$venv" "$root"/*.egg-info
+    [ "$(id -u)" != 0 ] || run "chown" chown -R --reference="$root" "$venv"
     fingerprint >"$venv/.stamp"
     [ -z "$1" ] || cp "$venv/.stamp" "$venv/.stamp$1"
     [ -z "$log" ] || rm -f "$log"
