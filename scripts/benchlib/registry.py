@@ -1,0 +1,11 @@
+"""All benchmarks, in the order of the table."""
+
+from __future__ import annotations
+
+from benchlib import throughput
+from benchlib.model import Bench
+
+BENCHES = (
+    Bench("udp", "64-byte UDP datagrams over a veth pair, share of the rate kept", throughput.udp),
+    Bench("tcp", "TCP throughput over a veth pair, share of the rate kept", throughput.tcp),
+)
