@@ -113,7 +113,8 @@ def cpus(field: str, vector: int | None = None) -> Callable[[Rows, Edges], Value
 
     def compute(rows: Rows, edges: Edges) -> Values:
         where = None if vector is None else rows["vec"] == vector
-        return spread(rows, rows[field], edges, where=where) / np.diff(edges)
+        busy: Values = spread(rows, rows[field], edges, where=where) / np.diff(edges)
+        return busy
 
     return compute
 
@@ -125,7 +126,8 @@ def worst_cpu(*fields: str, vector: int | None = None) -> Callable[[Rows, Edges]
         where = None if vector is None else rows["vec"] == vector
         amount = np.asarray(sum(rows[f].astype(float) for f in fields))
         by_cpu = spread(rows, amount, edges, rows["cpu"], where)
-        return 100.0 * by_cpu.max(axis=0) / np.diff(edges)
+        worst: Values = 100.0 * by_cpu.max(axis=0) / np.diff(edges)
+        return worst
 
     return compute
 
@@ -136,7 +138,8 @@ def share(*fields: str) -> Callable[[Rows, Edges], Values]:
     def compute(rows: Rows, edges: Edges) -> Values:
         amount = np.asarray(sum(rows[f].astype(float) for f in fields))
         part, whole = spread(rows, amount, edges), spread(rows, rows["dt"], edges)
-        return np.divide(100.0 * part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+        out: Values = np.full(len(part), np.nan)
+        return np.divide(100.0 * part, whole, out=out, where=whole > 0)
 
     return compute
 

@@ -1,0 +1,356 @@
+"""Lane values on one absolute grid of time buckets, for any window of any session.
+
+Bucket ``i`` of width ``w`` is the span ``[i * w, (i + 1) * w)`` of CLOCK_MONOTONIC, whatever the
+window: what a bucket holds does not change when the window moves.  So a closed bucket is computed
+once and kept, and a refresh of a live session reads the newest rows only.
+
+A value is NaN where nobody knows (not attached, not recorded, not yet arrived) and 0 where the
+probe was attached and saw nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dsprobe.recordings import streams as st
+from dsprobe.recordings.lanes import LANES, Edges, Lane, Values
+from dsprobe.recordings.model import Rows
+from dsprobe.recordings.session import FOREVER, Session, Status, coverage
+
+MS, SECOND = 1_000_000, 1_000_000_000
+LADDER = tuple(
+    n * MS for n in (50, 100, 250, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000,
+                     600_000, 1_800_000, 3_600_000, 7_200_000, 21_600_000, 86_400_000)
+)  # fmt: skip
+"""Bucket widths in ns."""
+
+SETTLE = SECOND
+"""Rows of one moment arrive in several frames: a live bucket closes this long after its end."""
+LATE = 5 * SECOND
+"""A sampled stream without a row for this long has nothing to say of the time before."""
+HOUR = 3600 * SECOND
+SLAB = 10 * SECOND
+"""Rows are read this much at a time: ten seconds of 192 CPUs are some 10 MB."""
+KEPT = 4096  # closed buckets kept on either side, per stream and width
+BLOCKS = 64  # pairs of stream and width kept
+
+_WORKING = np.array([word in ("attached", "shed") for word in st.STATUSES])
+
+
+@dataclass(frozen=True)
+class Window:
+    """``count`` buckets of ``width`` ns, from bucket number ``first`` on."""
+
+    first: int
+    count: int
+    width: int
+
+    @property
+    def start(self) -> int:
+        return self.first * self.width
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count * self.width
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One lane over a window.  ``status`` is a word of ``streams.STATUSES``, with its ``reason``;
+    ``lost`` is the number of rows its stream is known to have lost in the whole session."""
+
+    lane: Lane
+    values: Values
+    status: str
+    reason: str
+    lost: int
+
+
+@dataclass
+class _Block:
+    """Closed buckets ``first, first + 1 ...`` of all lanes of one stream, (lanes, buckets)."""
+
+    first: int
+    values: Values
+
+    @property
+    def stop(self) -> int:
+        return self.first + int(self.values.shape[1])
+
+
+class Timeline:
+    """Lane values of ``session``; keep one per viewer, its cache is what makes refreshes cheap.
+
+    Buckets up to a second are computed from rows.  Longer ones combine the values of their seconds
+    (see ``Lane.fold``), which a file holds as roll-ups: so a live screen and a replay agree.
+    """
+
+    def __init__(self, session: Session, lanes: Sequence[Lane] = LANES) -> None:
+        self.session = session
+        self.lanes = tuple(lanes)
+        self._by_stream: dict[str, list[int]] = {}
+        for i, lane in enumerate(self.lanes):
+            self._by_stream.setdefault(lane.stream, []).append(i)
+        self._blocks: OrderedDict[tuple[str, int], _Block] = OrderedDict()
+        self._unreadable: dict[int, str] = {}
+        self._coverage = _Coverage(session)
+
+    def curves(self, window: Window, at: int = FOREVER) -> tuple[Curve, ...]:
+        """All lanes over ``window``; their status is the one at moment ``at``."""
+        self._coverage.refresh()
+        if window.width > SECOND or (window.width == SECOND and not self.session.live):
+            values = self._wide(window)
+        else:
+            values = self._fine(window)
+        state = coverage(self.session, at)
+        lost = self.session.lost()
+        return tuple(
+            Curve(lane, values[i], *self._status(i, state), lost.get(lane.stream, 0))
+            for i, lane in enumerate(self.lanes)
+        )
+
+    def _status(self, i: int, state: dict[tuple[str, str], Status]) -> tuple[str, str]:
+        lane = self.lanes[i]
+        if i in self._unreadable:
+            return "missing", self._unreadable[i]
+        found = state.get((lane.probe, ""))
+        if found is None:
+            here = lane.stream in self.session.streams
+            return ("attached", "") if here else ("missing", "not part of this session")
+        return found.status, found.reason
+
+    # -- buckets up to a second: from rows --------------------------------------------------------
+
+    def _fine(self, window: Window) -> Values:
+        """(lanes, buckets)"""
+        values = np.full((len(self.lanes), window.count), np.nan)
+        begin, end = self.session.span()
+        if end > begin:
+            for stream, lanes in self._by_stream.items():
+                if stream in self.session.streams:
+                    values[lanes] = self._stream(stream, lanes, window, begin, end)
+        for i, lane in enumerate(self.lanes):
+            values[i] = self._coverage.mask(lane, values[i], window)
+        return values
+
+    def _stream(
+        self, stream: str, lanes: list[int], window: Window, begin: int, end: int
+    ) -> Values:
+        """Values of the stream's lanes over ``window``, from the cache where they are closed."""
+        w = window.width
+        out = np.full((len(lanes), window.count), np.nan)
+        lo = max(window.first, begin // w)
+        hi = min(window.first + window.count, -(-end // w))
+        if lo >= hi:
+            return out
+        block = self._block(stream, len(lanes), window, lo, hi)
+        if lo < block.first:
+            older, _ = self._compute(stream, lanes, Window(lo, block.first - lo, w), end)
+            block = _Block(lo, np.hstack([older, block.values]))
+        if hi > block.stop:
+            stop = block.stop
+            values, closed = self._compute(stream, lanes, Window(stop, hi - stop, w), end)
+            block = _Block(block.first, np.hstack([block.values, values[:, :closed]]))
+            _place(out, values[:, closed:], stop + closed - window.first)
+        _place(out, block.values, block.first - window.first)
+        self._keep(stream, w, block, lo)
+        return out
+
+    def _compute(self, stream: str, lanes: list[int], part: Window, end: int) -> tuple[Values, int]:
+        """Values of ``part``, and how many of its first buckets will not change any more."""
+        step = max(SLAB // part.width, 1)
+        pieces, closed = [], 0
+        for first in range(part.first, part.first + part.count, step):
+            count = min(step, part.first + part.count - first)
+            values, done = self._slab(stream, lanes, Window(first, count, part.width), end)
+            pieces.append(values)
+            if closed == first - part.first:
+                closed += done
+        return np.hstack(pieces), closed
+
+    def _slab(self, stream: str, lanes: list[int], part: Window, end: int) -> tuple[Values, int]:
+        live = self.session.live
+        sampled = "dt" in self.session.streams[stream].by_name
+        rows = self.session.read(stream, part.start, part.end + (LATE if sampled else 0))
+        edges: Edges = np.arange(part.first, part.first + part.count + 1) * part.width
+        known = closed = part.count
+        if live:
+            # How far the rows can tell: a sample speaks for the time before it.
+            horizon = end
+            if sampled:
+                horizon = max(int(rows["t"][-1]) if len(rows) else 0, end - LATE)
+            known = _whole(edges, horizon)
+            closed = min(known, _whole(edges, max(horizon - SETTLE, end - 2 * LATE)))
+        values = np.full((len(lanes), part.count), np.nan)
+        if known:
+            for row, i in enumerate(lanes):
+                values[row, :known] = self._lane(i, rows, edges[: known + 1])
+        return values, closed
+
+    def _lane(self, i: int, rows: Rows, edges: Edges) -> Values:
+        try:
+            with np.errstate(all="ignore"):
+                return self.lanes[i].compute(rows, edges)
+        except (ValueError, KeyError, TypeError, IndexError) as e:
+            # A stream of another version, or of an enemy, may lack the fields or their types.
+            self._unreadable[i] = f"{self.lanes[i].stream} does not have the fields it needs: {e}"
+            return np.full(len(edges) - 1, np.nan)
+
+    # -- longer buckets: from seconds -------------------------------------------------------------
+
+    def _wide(self, window: Window) -> Values:
+        """(lanes, buckets)"""
+        w = window.width
+        out = np.full((len(self.lanes), window.count), np.nan)
+        begin, end = self.session.span()
+        lo = max(window.first, begin // w)
+        hi = min(window.first + window.count, -(-end // w))
+        if lo >= hi:
+            return out
+        if self.session.live:
+            _place(out, self._folded(lo, hi, w, begin, end), lo - window.first)
+            return out
+        block = self._block("", len(self.lanes), window, lo, hi)
+        older = self._folded(lo, block.first, w, begin, end)
+        newer = self._folded(block.stop, hi, w, begin, end)
+        block = _Block(min(lo, block.first), np.hstack([older, block.values, newer]))
+        _place(out, block.values, block.first - window.first)
+        self._keep("", w, block, lo)
+        return out
+
+    def _folded(self, lo: int, hi: int, width: int, begin: int, end: int) -> Values:
+        """Buckets ``lo`` to ``hi``, an hour at a time."""
+        per = width // SECOND
+        step = max(HOUR // width, 1)
+        pieces = [np.empty((len(self.lanes), 0))]
+        for first in range(lo, hi, step):
+            count = min(step, hi - first)
+            seconds = self._seconds(Window(first * per, count * per, SECOND), begin, end)
+            by_bucket = seconds.reshape(len(self.lanes), count, per)
+            pieces.append(
+                np.array([_FOLDS[la.fold](v) for la, v in zip(self.lanes, by_bucket, strict=True)])
+            )
+        return np.hstack(pieces)
+
+    def _seconds(self, window: Window, begin: int, end: int) -> Values:
+        """Values of single seconds: the roll-ups', and from rows where those have none."""
+        if self.session.live:
+            return self._fine(window)
+        values = np.full((len(self.lanes), window.count), np.nan)
+        number = np.arange(window.first, window.first + window.count)
+        bare = (number >= begin // SECOND) & (number < -(-end // SECOND))
+        rows = self.session.read(st.ROLLUP_LANE.name, window.start, window.end)
+        if len(rows) and {"lane", "value"} <= set(rows.dtype.names or ()):
+            at = rows["t"].astype(np.int64) // SECOND - window.first
+            bare[at] = False
+            for i, lane in enumerate(self.lanes):
+                of = rows["lane"] == lane.id
+                values[i, at[of]] = rows["value"][of]
+                values[i] = self._coverage.mask(lane, values[i], window)
+        for first, stop in _runs(bare):
+            values[:, first:stop] = self._fine(Window(window.first + first, stop - first, SECOND))
+        return values
+
+    # -- cache ------------------------------------------------------------------------------------
+
+    def _block(self, stream: str, lanes: int, window: Window, lo: int, hi: int) -> _Block:
+        """What is kept, if it is near enough to [lo, hi) to be extended; else an empty block."""
+        block = self._blocks.get((stream, window.width))
+        if block is None or lo > block.stop + window.count or hi < block.first - window.count:
+            return _Block(lo, np.empty((lanes, 0)))
+        return block
+
+    def _keep(self, stream: str, width: int, block: _Block, lo: int) -> None:
+        surplus = block.values.shape[1] - 2 * KEPT
+        if surplus > 0:
+            cut = min(max(lo - KEPT - block.first, 0), surplus)
+            block = _Block(block.first + cut, block.values[:, cut : cut + 2 * KEPT].copy())
+        self._blocks[stream, width] = block
+        self._blocks.move_to_end((stream, width))
+        while len(self._blocks) > BLOCKS:
+            self._blocks.popitem(last=False)
+
+
+def _whole(edges: Edges, until: int) -> int:
+    """How many of the buckets between ``edges`` end at or before ``until``."""
+    return max(int(np.searchsorted(edges, until, "right")) - 1, 0)
+
+
+def _mean(values: Values) -> Values:
+    known = ~np.isnan(values)
+    n = known.sum(axis=-1)
+    mean: Values = np.full(len(n), np.nan)
+    np.divide(values.sum(axis=-1, where=known), n, out=mean, where=n > 0)
+    return mean
+
+
+def _last(values: Values) -> Values:
+    back = np.argmax(~np.isnan(values[:, ::-1]), axis=-1)
+    last: Values = values[np.arange(len(values)), values.shape[1] - 1 - back]
+    return last
+
+
+_FOLDS: dict[str, Callable[[Values], Values]] = {
+    "mean": _mean,
+    "last": _last,
+    "max": lambda values: np.fmax.reduce(values, axis=-1),
+}
+"""(buckets, seconds) to (buckets,), passing over the seconds nobody knows."""
+
+
+def _place(out: Values, values: Values, at: int) -> None:
+    """Copy columns of ``values`` to column ``at`` of ``out``, as far as they overlap."""
+    lo, hi = max(at, 0), min(at + values.shape[1], out.shape[1])
+    if lo < hi:
+        out[:, lo:hi] = values[:, lo - at : hi - at]
+
+
+def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """[start, stop) of the stretches that are true."""
+    edge = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in edge.reshape(-1, 2)]
+
+
+class _Coverage:
+    """When each probe was attached, from ``meta.coverage``."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rows = -1
+        self._changes: dict[str, tuple[Edges, npt.NDArray[np.bool_]]] = {}
+
+    def refresh(self) -> None:
+        rows = self._session.read(st.META_COVERAGE.name, 0, FOREVER)
+        if len(rows) == self._rows or not {"probe", "program", "status"} <= set(
+            rows.dtype.names or ()
+        ):
+            return
+        self._rows = len(rows)
+        whole = rows[rows["program"] == ""]
+        working = _WORKING[np.minimum(whole["status"], len(_WORKING) - 1)]
+        for probe in set(whole["probe"]):
+            of = whole["probe"] == probe
+            self._changes[str(probe)] = (whole["t"][of].astype(np.int64), working[of])
+
+    def mask(self, lane: Lane, values: Values, window: Window) -> Values:
+        """``values`` with NaN where the probe was not attached, 0 only where it was throughout."""
+        if lane.probe not in self._changes:
+            return np.where(values == 0, np.nan, values) if lane.quiet else values
+        t, working = self._changes[lane.probe]
+        start = (np.arange(window.count) + window.first) * window.width
+        # State 0 is "before the first row", not attached; lo to hi are in force in the bucket.
+        lo = np.searchsorted(t, start, "right")
+        hi = np.searchsorted(t, start + window.width, "left")
+        ups = np.concatenate([[0, 0], np.cumsum(working)])
+        up = ups[hi + 1] - ups[lo]
+        ever, throughout = up > 0, up == hi - lo + 1
+        shown = values.copy()
+        shown[~ever] = np.nan
+        if lane.quiet:
+            shown[~throughout & (shown == 0)] = np.nan
+        return shown
