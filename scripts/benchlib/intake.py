@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from benchlib.model import Context, Row
 
+from benchlib.model import Context, Row
 from dsprobe.probes.ring import Ring
 from dsprobe.probes.tracer import c_struct
 from dsprobe.recordings import frames
