@@ -1,4 +1,4 @@
-"""What a test needs of the machine: a fault where CI promises it, a skip with the reason elsewhere."""
+"""What a test needs of the machine: CI fails without it, elsewhere a skip says what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``dsprobe`` command: parse by the table, run the verb's module, turn errors into sentences."""
+"""The ``dsprobe`` command: parse by the table, run the verb, turn errors into sentences."""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ from argparse import ArgumentTypeError
 
 _NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _NS["d"] = 24 * _NS["h"]
-_PART = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s|m|h|d)")
+_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
+_PART = re.compile(rf"({_NUMBER})(ns|us|ms|s|m|h|d)")
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(rf"({_NUMBER})\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _NAME = re.compile(r"[\w.-]{1,64}")
 
 MAX_DURATION = 366 * _NS["d"]
@@ -17,9 +18,9 @@ MAX_SIZE = 1 << 50
 
 
 def duration(text: str) -> int:
-    """Nanoseconds, above 0, of ``250ms``, ``10s``, ``1.5m``, ``1h30m``; a bare number is seconds."""
+    """Nanoseconds, above 0, of ``250ms``, ``10s``, ``1.5m``, ``1h30m``; bare, it is seconds."""
     typed = text.strip()
-    if re.fullmatch(r"\d{1,12}(?:\.\d{1,9})?", typed):
+    if re.fullmatch(_NUMBER, typed):
         typed += "s"
     if not _WHOLE.fullmatch(typed):
         raise ArgumentTypeError(f"{text!r} is not a duration such as 250ms, 10s, 5m or 1h30m")
@@ -50,8 +51,8 @@ def names(text: str) -> tuple[str, ...]:
 
 def speed(text: str) -> float:
     """A factor such as ``2``, ``0.25``, ``1/4``, or ``4x``; negative plays backwards."""
-    m = re.fullmatch(r"(-?\d{1,4}(?:\.\d{1,4})?)(?:/(\d{1,4}))?x?", text.strip())
-    factor = float(m[1]) / (int(m[2] or 1) or 1) if m else 0.0
+    m = re.fullmatch(rf"(-?{_NUMBER})(?:/([1-9][0-9]{{0,3}}))?x?", text.strip())
+    factor = float(m[1]) / int(m[2] or 1) if m else 0.0
     if not 1 / 64 <= abs(factor) <= 64:
         raise ArgumentTypeError(f"{text!r} is not a speed from 1/64 to 64")
     return factor
@@ -59,6 +60,6 @@ def speed(text: str) -> float:
 
 def columns(text: str) -> int:
     """A width in characters, 1 to 1000."""
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+    if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 1000:
         raise ArgumentTypeError(f"{text!r} is not a width from 1 to 1000")
     return int(text)
