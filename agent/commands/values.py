@@ -35,7 +35,7 @@ def size(text: str) -> int:
     m = _SIZE.fullmatch(text.strip())
     if not m:
         raise ArgumentTypeError(f"{text!r} is not a size such as 64k, 256M or 1G")
-    n = round(float(m[1]) * 1024 ** " kmgt".index(m[2].lower() or " "))
+    n = round(float(m[1]) * (1 << 10 * " kmgt".index(m[2].lower() or " ")))
     if not 0 < n <= MAX_SIZE:
         raise ArgumentTypeError(f"{text!r} is not between 1 byte and 1024T")
     return n
