@@ -1,0 +1,91 @@
+"""Everything a key can do: the one table that keys, palette, help screen and docs come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Action:
+    """``keys`` are the characters they type, or Textual's names (``space``, ``shift+left``)."""
+
+    id: str
+    keys: tuple[str, ...]
+    title: str
+    group: str
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action("pause", ("space",), "Pause, or go on (a live session is still collected)", "Play"),
+    Action("reverse", ("r",), "Play backwards, or forwards again", "Play"),
+    Action("slower", ("<", ","), "Half the speed", "Play"),
+    Action("faster", (">", "."), "Twice the speed", "Play"),
+    Action("back", ("left", "h", "["), "Back 5 seconds", "Move"),
+    Action("forward", ("right", "l", "]"), "Forward 5 seconds", "Move"),
+    Action("far_back", ("shift+left", "H", "{"), "Back a minute", "Move"),
+    Action("far_forward", ("shift+right", "L", "}"), "Forward a minute", "Move"),
+    Action("step", ("t",), "One column on, and pause", "Move"),
+    Action("step_back", ("T",), "One column back, and pause", "Move"),
+    Action("start", ("g", "home"), "To the oldest moment held", "Move"),
+    Action("end", ("G", "end"), "To the newest moment; follow it when live", "Move"),
+    Action("jump", ("b",), "Jump to a time", "Move"),
+    Action("mark", ("m",), "Mark this moment", "Move"),
+    Action("next_mark", ("n",), "To the next marker", "Move"),
+    Action("previous_mark", ("N",), "To the marker before", "Move"),
+    Action("zoom_in", ("+", "="), "Shorter columns", "View"),
+    Action("zoom_out", ("-", "_"), "Longer columns", "View"),
+    Action("fit", ("0",), "All of the session in view", "View"),
+    Action("up", ("up", "k"), "Lane above", "View"),
+    Action("down", ("down", "j"), "Lane below", "View"),
+    Action("page_up", ("pageup",), "A page of lanes up", "View"),
+    Action("page_down", ("pagedown",), "A page of lanes down", "View"),
+    Action("filter", ("/",), "Show only lanes whose name contains ...", "View"),
+    Action("table", ("tab",), "Next table: CPUs, flows, vectors, none", "View"),
+    Action("clock", ("w",), "Wall-clock time, or time since the start", "View"),
+    Action("save", ("s",), "Save what is held to a file", "Session"),
+    Action("palette", (":", "ctrl+p"), "Find an action by name", "Session"),
+    Action("help", ("?", "f1"), "This help", "Session"),
+    Action("repaint", ("ctrl+l",), "Draw the whole screen again", "Session"),
+    Action("suspend", ("ctrl+z",), "Suspend to the shell", "Session"),
+    Action("quit", ("q", "ctrl+c", "ctrl+q"), "Quit", "Session"),
+)
+
+BY_KEY: dict[str, Action] = {key: action for action in ACTIONS for key in action.keys}
+
+_SHOWN = {
+    "space": "Space", "left": "Left", "right": "Right", "up": "Up", "down": "Down", "tab": "Tab",
+    "shift+left": "Shift-Left", "shift+right": "Shift-Right", "home": "Home", "end": "End",
+    "pageup": "PgUp", "pagedown": "PgDn", "f1": "F1",
+}  # fmt: skip
+
+
+def key_name(key: str) -> str:
+    """What a person calls a key: ``Ctrl-L`` for ``ctrl+l``."""
+    if key.startswith("ctrl+"):
+        return f"Ctrl-{key[5:].upper()}"
+    return _SHOWN.get(key, key)
+
+
+def keys_of(action: Action) -> str:
+    """The action's keys as a person reads them."""
+    return " ".join(key_name(key) for key in action.keys)
+
+
+def matching(text: str) -> list[Action]:
+    """Actions with every word of ``text`` in their title, id or group, in table order."""
+    words = text.lower().split()
+    return [a for a in ACTIONS if all(w in f"{a.title} {a.id} {a.group}".lower() for w in words)]
+
+
+def as_markdown() -> str:
+    """The table of keys for the documentation."""
+    lines = []
+    for group in dict.fromkeys(a.group for a in ACTIONS):
+        lines += [f"| {group} | |", "| --- | --- |"]
+        lines += [
+            f"| {' '.join(f'`{key_name(k)}`' for k in a.keys)} | {a.title} |"
+            for a in ACTIONS
+            if a.group == group
+        ]
+        lines.append("")
+    return "\n".join(lines)

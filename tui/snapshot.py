@@ -1,0 +1,289 @@
+"""What one screen shows, as plain values: computed off the render path, drawn as text or widgets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dsprobe.recordings import streams as st
+from dsprobe.recordings.lanes import Values
+from dsprobe.recordings.session import FOREVER, Clock, Session, clock, facts
+from dsprobe.recordings.tables import by_vector, top_cpus, top_flows
+from dsprobe.recordings.timeline import SECOND, Curve, Timeline, Window
+from dsprobe.tui import units
+from dsprobe.tui.player import Marker, Player
+from dsprobe.tui.times import Scale, zone_of
+
+TABLE_ROWS = 40
+TABLE_SPAN = 10 * SECOND
+FLOW_SPAN = 60 * SECOND
+CLOCK_AGE = 10 * SECOND  # a pair of clocks is good for this long
+MAX_MARKERS = 1000
+SAMPLED = frozenset({"cpu.runq"})  # lanes that see a sample, not everything
+TABLES = ("cpus", "flows", "vectors")
+
+
+@dataclass(frozen=True, eq=False)
+class LaneView:
+    """One row.  ``now`` is the value under the cursor; ``scale`` is what a full bar means;
+    ``flags`` holds "lossy", "sampled", "shed"."""
+
+    key: str
+    title: str
+    unit: str
+    values: Values
+    now: float
+    mean: float
+    peak: float
+    scale: float
+    status: str
+    reason: str
+    flags: frozenset[str]
+    lost: int
+
+    @property
+    def working(self) -> bool:
+        return self.status in ("attached", "shed")
+
+
+@dataclass(frozen=True)
+class Table:
+    """``right`` says which columns are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    right: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    empty: str
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """``mode`` is LIVE, PAUSED or PLAY, ``detail`` how far behind or how fast.  Columns of
+    ``ticks`` and ``markers`` are those of the window."""
+
+    host: str
+    source: str
+    mode: str
+    detail: str
+    time: str
+    date: str
+    overhead: str
+    lost: int
+    problems: tuple[str, ...]
+    window: Window
+    cursor: int
+    show_cursor: bool
+    ticks: tuple[tuple[int, str], ...]
+    markers: tuple[tuple[int, str], ...]
+    lanes: tuple[LaneView, ...]
+    tables: dict[str, Table] = field(default_factory=dict)
+    empty: bool = False
+
+
+class Observer:
+    """Looks at ``session`` where ``player`` stands.  ``player`` may be moved by another thread
+    that holds ``lock``; the session is touched by the caller of :meth:`look` alone."""
+
+    def __init__(self, session: Session, player: Player) -> None:
+        self.session, self.player = session, player
+        self.lock = threading.Lock()
+        self.relative = False
+        self.scale = Scale(Clock(np.empty(0, np.int64), np.empty(0, np.int64), 0), 0)
+        self._timeline = Timeline(session)
+        self._facts: dict[str, str] = {}
+        self._paired = -CLOCK_AGE
+        self._tables: tuple[Any, dict[str, Table]] = (None, {})
+
+    def look(self, tables: tuple[str, ...] = TABLES) -> Snapshot:
+        """Take in what is new, let the player's time pass, and compute what to show."""
+        session = self.session
+        session.refresh()
+        begin, end = session.span()
+        found = self._session_markers()
+        with self.lock:
+            p = self.player
+            p.found = found
+            p.extend(begin, end)
+            p.tick()
+            window, cursor, bucket, position = p.window(), p.cursor, p.bucket, p.position
+            mode, detail, markers, following = *_mode(p), p.markers, p.following
+        scale = self._scale(begin, end)
+        curves = self._timeline.curves(window, position if not following else FOREVER)
+        at = min((bucket + 1) * window.width, max(position, 1))
+        lost = session.lost()
+        return Snapshot(
+            host=self._facts.get("host", "?"),
+            source=session.name,
+            mode=mode,
+            detail=detail,
+            time=scale.text(position) if end else "",
+            date=scale.date(position) if end else "",
+            overhead=self._overhead(position),
+            lost=sum(lost.values()),
+            problems=tuple(session.problems),
+            window=window,
+            cursor=cursor,
+            show_cursor=not following,
+            ticks=_columns(scale.ticks(window.start, window.end, 14 * window.width), window),
+            markers=_columns([(m.t, m.label) for m in markers], window),
+            lanes=tuple(_lane_view(curve, cursor, window) for curve in curves),
+            tables=self._look_up(tables, at, window.width),
+            empty=end == 0,
+        )
+
+    def _scale(self, begin: int, end: int) -> Scale:
+        if not self._facts or end - self._paired >= CLOCK_AGE:
+            self._facts = facts(self.session)
+            pairs = clock(self.session)
+            if len(pairs.mono):
+                self._paired = end
+            zone = zone_of(self._facts.get("zone", ""))
+            self.scale = Scale(pairs, begin, zone)
+        self.scale = Scale(self.scale.clock, begin, self.scale.zone, self.relative)
+        return self.scale
+
+    def _session_markers(self) -> tuple[Marker, ...]:
+        if st.MARKER.name not in self.session.streams:
+            return ()
+        rows = self.session.read(st.MARKER.name, 0, FOREVER)[-MAX_MARKERS:]
+        if "label" not in (rows.dtype.names or ()):
+            return ()
+        return tuple(Marker(int(r["t"]), str(r["label"])) for r in rows)
+
+    def _overhead(self, position: int) -> str:
+        rows = self.session.read(st.META_OVERHEAD.name, position - 30 * SECOND, position + SECOND)
+        if not len(rows) or not {"dt", "agent_cpu", "bpf_cpu", "rss"} <= set(rows.dtype.names):
+            return "?"
+        row = rows[-1]
+        cpu = 100.0 * (float(row["agent_cpu"]) + float(row["bpf_cpu"])) / max(int(row["dt"]), 1)
+        return f"{units.digits(cpu)}% {units.size(int(row['rss']))}"
+
+    def _look_up(self, wanted: tuple[str, ...], at: int, width: int) -> dict[str, Table]:
+        span = min(max(TABLE_SPAN, width), FLOW_SPAN)
+        key = (wanted, at, span)
+        if key != self._tables[0]:
+            make = {"cpus": _cpus, "flows": _flows, "vectors": _vectors}
+            self._tables = (key, {n: make[n](self.session, at, span) for n in wanted})
+        return self._tables[1]
+
+
+def _mode(p: Player) -> tuple[str, str]:
+    if p.following:
+        return "LIVE", ""
+    behind = f"{units.span(p.behind)} behind" if p.growing else ""
+    if not p.playing:
+        if not p.growing and p.position >= p.end:
+            behind = "end"
+        return "PAUSED", behind
+    direction = "backwards " if p.reversed else ""
+    return "PLAY", f"{direction}{units.speed(p.speed)} {behind}".strip()
+
+
+def _columns(moments: list[tuple[int, str]], window: Window) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (t // window.width - window.first, text)
+        for t, text in moments
+        if window.start <= t < window.end
+    )
+
+
+def _lane_view(curve: Curve, cursor: int, window: Window) -> LaneView:
+    lane, values = curve.lane, curve.values
+    known = values[np.isfinite(values)]
+    peak = float(known.max()) if len(known) else np.nan
+    # The newest value that is known: samples of one moment do not all arrive at once.
+    back = max(2 * SECOND // window.width, 1)
+    recent = values[max(cursor - back, 0) : cursor + 1]
+    recent = recent[np.isfinite(recent)]
+    flags = {"lossy"} if curve.lost else set()
+    if curve.status == "shed":
+        flags.add("shed")
+    if lane.key in SAMPLED:
+        flags.add("sampled")
+    return LaneView(
+        lane.key,
+        lane.title,
+        lane.unit,
+        values,
+        float(recent[-1]) if len(recent) else np.nan,
+        float(known.mean()) if len(known) else np.nan,
+        peak,
+        100.0 if lane.unit == "%" else _ceiling(peak),
+        curve.status,
+        curve.reason,
+        frozenset(flags),
+        curve.lost,
+    )
+
+
+def _ceiling(peak: float) -> float:
+    """The round number over ``peak`` that a full bar stands for; it changes rarely."""
+    if not np.isfinite(peak) or peak <= 0:
+        return 1.0
+    power = 10.0 ** np.floor(np.log10(peak))
+    return float(next((m * power for m in (1, 2, 5) if peak <= m * power * 1.000001), 10 * power))
+
+
+def _cpus(session: Session, at: int, span: int) -> Table:
+    rows = top_cpus(session, at - span, at, TABLE_ROWS)
+    return Table(
+        f"CPUs by net_rx, last {units.span(span)}",
+        ("CPU", "runs/s", "busy", "wait P99"),
+        (True, True, True, True),
+        tuple(
+            (
+                str(r.cpu),
+                units.si(r.runs / (span / 1e9)),
+                units.digits(100 * r.busy) + "%",
+                units.quantity(r.wait, "ns"),
+            )
+            for r in rows
+        ),
+        "no net_rx softirq ran",
+    )
+
+
+def _flows(session: Session, at: int, span: int) -> Table:
+    span = max(span, FLOW_SPAN)
+    rows = top_flows(session, at - span, at, TABLE_ROWS)
+    return Table(
+        f"flows by retransmits, last {units.span(span)}",
+        ("segs", "calls", "from", "to", "what", "netns"),
+        (True, True, False, False, False, False),
+        tuple(
+            (
+                units.si(r.segments),
+                units.si(r.calls),
+                r.source,
+                r.destination,
+                " ".join(r.causes),
+                r.netns,
+            )
+            for r in rows
+        ),
+        "nothing was sent again",
+    )
+
+
+def _vectors(session: Session, at: int, span: int) -> Table:
+    rows = by_vector(session, at - span, at)
+    return Table(
+        f"softirqs by vector, last {units.span(span)}",
+        ("vector", "runs/s", "CPUs", "wait P99", "run P99"),
+        (False, True, True, True, True),
+        tuple(
+            (
+                r.vector,
+                units.si(r.runs / (span / 1e9)),
+                units.digits(r.busy),
+                units.quantity(r.wait, "ns"),
+                units.quantity(r.run, "ns"),
+            )
+            for r in rows
+        ),
+        "no softirq ran",
+    )

@@ -1,0 +1,78 @@
+"""Numbers as short text: at most eight characters, the unit included."""
+
+from __future__ import annotations
+
+import math
+
+_SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+_BYTES = ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k"))
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent: 0.04, 3.14, 41.3, 812."""
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return "0" if value == 0 else f"{value:.2f}"
+
+
+def si(value: float) -> str:
+    """``12.3k``"""
+    for factor, letter in _SI:
+        if abs(value) >= factor * 0.99995:
+            return digits(value / factor) + letter
+    return f"{value:.0f}" if value == int(value) else digits(value)
+
+
+def nanoseconds(value: float) -> str:
+    """``1.05ms``"""
+    for factor, letter in _TIME:
+        if abs(value) >= factor * 0.9995:
+            return digits(value / factor) + letter
+    return "0ns" if value == 0 else digits(value) + "ns"
+
+
+def size(value: float) -> str:
+    """``92.1M``, of 1024"""
+    for factor, letter in _BYTES:
+        if value >= factor:
+            return digits(value / factor) + letter
+    return f"{value:.0f}"
+
+
+def quantity(value: float, unit: str) -> str:
+    """A lane's value in the lane's unit; ``-`` where it is not known."""
+    if not math.isfinite(value):
+        return "-"
+    if unit == "ns":
+        return nanoseconds(value)
+    if unit == "%":
+        return digits(value) + "%"
+    if unit == "CPUs":
+        return digits(value)
+    return si(value) + ("/s" if unit == "/s" else "")
+
+
+def span(ns: int) -> str:
+    """A length of time as people say it: ``350ms``, ``12s``, ``4m05s``, ``2h30m``, ``3d04h``."""
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    seconds = ns // 1_000_000_000
+    if ns < 1_000_000_000:
+        return f"{sign}{ns // 1_000_000}ms"
+    if seconds < 10 and ns % 1_000_000_000:
+        return f"{sign}{ns / 1e9:.1f}s"
+    for big, small, letters in ((86400, 3600, "dh"), (3600, 60, "hm"), (60, 1, "ms")):
+        if seconds >= big:
+            rest = seconds % big // small
+            return f"{sign}{seconds // big}{letters[0]}" + (
+                f"{rest:02}{letters[1]}" if rest else ""
+            )
+    return f"{sign}{seconds}s"
+
+
+def speed(value: float) -> str:
+    """``x4``, ``x1/8``"""
+    return f"x{value:g}" if value >= 1 else f"x1/{1 / value:g}"
