@@ -134,7 +134,7 @@ def decode(stream: Stream, data: bytes) -> Rows:
             else:
                 rows[name] = _column(f, reader.bytes(), n, coding)
                 seen.add(name)
-        if "t" not in seen or (n and int(rows["t"].max()) >> 63):
+        if "t" not in seen or (n and int(rows["t"].max()) >> 62):
             raise FrameError("no usable column t")
     except FrameError:
         raise

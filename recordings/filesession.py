@@ -1,0 +1,457 @@
+"""A recording file as a session: random access by chunk, tolerant of any damage.
+
+Reading is lazy: opening takes the index only, a read unpacks the chunks that may hold the rows
+asked for, and a bounded cache keeps what was unpacked last.  A chunk that is damaged is left out
+and named in ``problems``; nothing that a file holds makes reading raise.  A file that a recorder
+still writes (it holds a lock on it) is ``live`` and grows with ``refresh()``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dsprobe.recordings import container as c
+from dsprobe.recordings import frames
+from dsprobe.recordings import streams as st
+from dsprobe.recordings.assemble import Sequences, between, join, memory
+from dsprobe.recordings.errors import RecordingError
+from dsprobe.recordings.index import File, Layout, load_summary, scan
+from dsprobe.recordings.model import Field, Rows, Stream
+
+CACHE_BYTES = 48 << 20
+META_BYTES = 32 << 20
+MAX_CHUNK_ROWS_BYTES = 32 << 20
+BLOCK_BYTES = 1 << 20  # packed bytes of chunks that one step of blocks() spans
+
+_UNKNOWN = Stream("", "", "", (Field("t", "<u8", "ns", "CLOCK_MONOTONIC"),))
+
+
+class Total(NamedTuple):
+    """What a recording holds of one stream; ``bytes`` are those of its frames, unpacked."""
+
+    rows: int
+    bytes: int
+
+
+class _Chunk(NamedTuple):
+    payload: bytes
+    messages: dict[int, list[c.Message]]
+
+
+class _Cache:
+    """Keeps what was used last, up to a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._used = limit, 0
+        self._held: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: tuple[int, int]) -> Any:
+        found = self._held.get(key)
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        return found[0]
+
+    def put(self, key: tuple[int, int], value: Any, size: int) -> None:
+        while self._held and self._used + size > self._limit:
+            self._used -= self._held.popitem(last=False)[1][1]
+        if size <= self._limit:
+            self._held[key] = (value, size)
+            self._used += size
+
+
+class FileSession:
+    """A recording file; see :class:`dsprobe.recordings.session.Session`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._fd = _open(self.path)
+        try:
+            self._file = File(self._fd)
+            self._cache = _Cache(CACHE_BYTES)
+            self._bad: dict[tuple[int, int], int] = {}
+            self._missing: dict[str, int] | None = None
+            self._meta: dict[int, list[Rows]] = {}
+            self._meta_done, self._meta_bytes = 0, 0
+            self._layout = Layout(self.path)
+            self._load()
+            self._check_profile()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _load(self) -> None:
+        if not load_summary(self._file, self._layout):
+            self._layout = Layout(self.path)
+            scan(self._file, self._layout)
+            self._find_declarations()
+            if self._layout.ended:
+                self._layout.problem("the index is damaged; the file was read by walking through")
+        else:
+            self._load_digest()
+
+    def _check_profile(self) -> None:
+        lay = self._layout
+        if lay.profile == c.PROFILE or lay.channels:
+            if lay.profile != c.PROFILE:
+                lay.problem("the head of the file is damaged")
+        elif lay.profile is not None:
+            raise RecordingError(
+                f"{self.path} is an MCAP file, but not one that dsprobe wrote "
+                f"(profile {lay.profile[:40]!r}): give a file made by dsprobe record or save"
+            )
+        elif not c.MAGIC.startswith(self._file.read(0, len(c.MAGIC))):
+            raise RecordingError(
+                f"{self.path} is not a recording: give a file made by dsprobe record or save"
+            )
+        elif self._file.size() > self._layout.resume:
+            lay.problem("the head of the file is damaged and nothing readable follows it")
+
+    def _find_declarations(self) -> None:
+        """Declarations stand at the head of the file, and again in the chunk that first needs one:
+        after damage to the head, look there."""
+        for n in sorted(self._layout.table.unlisted)[:64]:
+            self._chunk(n)
+        for channel in self._layout.table.channel_ids():
+            if channel not in self._layout.channels:
+                self._chunk(int(self._layout.table.holding(channel)[0]))
+
+    # -- what a session offers ---------------------------------------------------------------
+
+    @property
+    def live(self) -> bool:
+        """Whether a recorder has the file open; it is then not truncated, only unfinished."""
+        return not self._layout.ended and self._locked()
+
+    def _locked(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except OSError:
+            return True
+        return False
+
+    @property
+    def name(self) -> str:
+        return self.path
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        return {s.name: s for s in self._layout.channels.values()}
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the file has no end and nobody is writing it any more."""
+        return not self._layout.ended and not self.live
+
+    @property
+    def format(self) -> tuple[int, int] | None:
+        return self._layout.format
+
+    @property
+    def library(self) -> str:
+        """Which program wrote it, as that said itself."""
+        return self._layout.library[:64]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        said = list(self._layout.problems)
+        if self._layout.more_problems:
+            said.append(f"{self._layout.more_problems} more problems of these kinds")
+        if self.truncated:
+            said.insert(0, "the file has no end: its recorder was stopped before it could finish")
+        if self._layout.stopped:
+            said.append(f"the recording ended early: {self._layout.stopped}")
+        return tuple(said)
+
+    def refresh(self) -> bool:
+        if self._layout.ended or self._file.size() <= self._layout.resume:
+            return False
+        before = len(self._layout.table), self._layout.resume
+        if load_summary(self._file, fresh := Layout(self.path)):
+            self._layout = fresh
+            self._meta, self._meta_done, self._meta_bytes = {}, 0, 0
+            self._load_digest()
+        else:
+            scan(self._file, self._layout)
+            self._find_declarations()
+            if self._layout.ended:  # its last records are being written at this moment
+                self._layout.ended = not self._locked()
+        return before != (len(self._layout.table), self._layout.resume)
+
+    def span(self) -> tuple[int, int]:
+        totals = [t for name, t in self._layout.totals.items() if _in_span(name) and t.get("rows")]
+        if totals:
+            return min(t.get("first", 0) for t in totals), max(t.get("last", 0) for t in totals)
+        return self._find_span()
+
+    def read(self, stream: str, start: int, end: int) -> Rows:
+        channel, declared = self._channel(stream)
+        if declared is None:
+            return st.STREAMS.get(stream, _UNKNOWN).empty()
+        if declared.is_meta and self._take_meta():
+            parts = self._meta.get(channel, [])
+            if len(parts) > 1:
+                parts[:] = [join(declared, parts)]
+            return between(parts[0], start, end) if parts else declared.empty()
+        span = self._layout.spans[channel]
+        found = self._layout.table.find(channel, start, end, span).tolist()
+        return join(declared, [between(self._rows(n, channel), start, end) for n in found])
+
+    def lost(self) -> Mapping[str, int]:
+        """See the protocol.  A lost frame whose rows nobody counted counts as one row, so the
+        numbers say "at least"."""
+        counted = self._reported()
+        names = {*counted, *self._layout.totals, *(self._missing or ())}
+        lost = {}
+        for name in sorted(names):
+            total = self._layout.totals.get(name, {})
+            missing = (self._missing or {}).get(name, total.get("missing", 0))
+            # Whoever dropped frames in front of the file has normally said so in meta.loss.
+            lost[name] = max(counted.get(name, 0), missing) + total.get("dropped", 0)
+        for (_, channel), frames_lost in self._bad.items() if self._missing is None else ():
+            if channel in self._layout.channels:
+                name = self._layout.channels[channel].name
+                lost[name] = lost.get(name, 0) + frames_lost
+        return {name: n for name, n in lost.items() if n}
+
+    def _reported(self) -> dict[str, int]:
+        rows = self.read(st.META_LOSS.name, 0, 1 << 63)
+        if not {"stream", "lost"} <= set(rows.dtype.names or ()):
+            return {}
+        return {
+            name: int(rows["lost"][rows["stream"] == name].sum(dtype=np.uint64))
+            for name in dict.fromkeys(rows["stream"].tolist())
+        }
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = self._file.fd = -1
+
+    def __enter__(self) -> FileSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- for whoever reads all of it -----------------------------------------------------------
+
+    def blocks(self, stream: str, start: int, end: int) -> Iterator[Rows]:
+        """All that :meth:`read` would give, in order, in pieces of a few megabytes."""
+        channel, declared = self._channel(stream)
+        if declared is None:
+            return
+        span = self._layout.spans[channel]
+        at, packed, until = start, 0, 0
+        for n in self._layout.table.find(channel, start, end, span).tolist():
+            _, length, _, last = self._layout.table.row(n)
+            packed, until = packed + length, max(until, last)
+            if packed >= BLOCK_BYTES and at <= until - span < end:
+                yield self.read(stream, at, until - span)
+                at, packed = until - span, 0
+        yield self.read(stream, at, end)
+
+    def totals(self) -> dict[str, Total]:
+        """Rows and bytes by stream; reads the whole file where its recorder left no sums."""
+        if self._layout.totals:
+            return {
+                name: Total(t.get("rows", 0), t.get("bytes", 0))
+                for name, t in self._layout.totals.items()
+            }
+        found = {s.name: Total(0, 0) for s in self._layout.channels.values()}
+        sequences = Sequences()
+        for n in range(len(self._layout.table)):
+            chunk = self._chunk(n)
+            for channel, messages in chunk.messages.items() if chunk else ():
+                stream = self._layout.channels.get(channel)
+                for m in messages if stream else ():
+                    found[stream.name] = _plus(found[stream.name], chunk.payload[m.start : m.end])
+                    sequences.see(stream.name, m.sequence, 32)
+        self._missing = sequences.missing
+        return found
+
+    def verify(self) -> bool:
+        """Unpack every chunk and frame; whether all are sound (``problems`` says what is not)."""
+        for n in range(len(self._layout.table)):
+            chunk = self._chunk(n)
+            for channel in chunk.messages if chunk else ():
+                if channel in self._layout.channels:
+                    self._rows(n, channel)
+        return not self.problems
+
+    # -- chunks --------------------------------------------------------------------------------
+
+    def _channel(self, name: str) -> tuple[int, Stream | None]:
+        for id, stream in self._layout.channels.items():
+            if stream.name == name:
+                return id, stream
+        return -1, None
+
+    def _chunk(self, n: int) -> _Chunk | None:
+        """Chunk ``n`` unpacked; None where it is damaged, which is then noted once."""
+        offset, length, _, _ = self._layout.table.row(n)
+        held: _Chunk | None = self._cache.get((offset, -1))
+        if held is not None or (offset, -1) in self._bad:
+            return held
+        try:
+            if length > c.MAX_CHUNK_BYTES:
+                raise c.Damaged(f"{length} bytes of data")
+            payload = c.unpack_chunk(self._file.read(offset, length))
+            chunk = _Chunk(payload, c.messages(payload))
+            for opcode, start, end in c.records(payload):
+                if opcode == c.MESSAGE:
+                    break  # declarations come first in a chunk
+                if opcode in (c.SCHEMA, c.CHANNEL):
+                    self._layout.take(opcode, payload[start:end])
+        except c.Damaged as e:
+            self._bad[offset, -1] = 1
+            for channel in self._layout.table.members(n):
+                self._bad[offset, channel] = 1
+            self._layout.problem(f"the chunk at byte {offset} is damaged and was left out ({e})")
+            return None
+        self._cache.put((offset, -1), chunk, len(payload) + 120 * _count(chunk))
+        return chunk
+
+    def _rows(self, n: int, channel: int) -> Rows:
+        """The ordered rows that chunk ``n`` holds of ``channel``."""
+        offset = self._layout.table.row(n)[0]
+        held: Rows | None = self._cache.get((offset, channel))
+        if held is not None:
+            return held
+        stream = self._layout.channels[channel]
+        chunk = self._chunk(n)
+        parts, used, bad = [], 0, 0
+        for m in chunk.messages.get(channel, ()) if chunk else ():
+            try:
+                if used > MAX_CHUNK_ROWS_BYTES:
+                    raise frames.FrameError("more rows than a chunk may hold")
+                rows = frames.decode(stream, chunk.payload[m.start : m.end])
+            except frames.FrameError as e:
+                bad += 1
+                self._layout.problem(f"a frame of {stream.name[:64]} was left out ({e})")
+                continue
+            used += memory(stream, rows)
+            parts.append(rows)
+        if bad:
+            self._bad[offset, channel] = bad
+        rows = join(stream, parts)
+        self._cache.put((offset, channel), rows, used + 256)
+        return rows
+
+    # -- meta streams --------------------------------------------------------------------------
+
+    def _load_digest(self) -> None:
+        """The recorder repeats all meta rows in one place, so that no chunk need be unpacked."""
+        if self._layout.digest is None:
+            return
+        offset, length = self._layout.digest
+        try:
+            if length > c.MAX_CHUNK_BYTES:
+                raise c.Damaged("too long")
+            record = self._file.read(offset, length)
+            _, data = c.attachment(record[c.HEAD.size :])
+            size = int.from_bytes(data[:8], "little")
+            payload = c.unpack(data[8:], size)
+            self._add_meta(payload, c.messages(payload))
+        except (c.Damaged, frames.FrameError):
+            self._meta.clear()
+            self._layout.problem("the copy of the meta streams is damaged; the chunks were used")
+            return
+        self._meta_done = len(self._layout.table)
+
+    def _add_meta(self, payload: bytes, messages: dict[int, list[c.Message]]) -> None:
+        for channel, found in messages.items():
+            stream = self._layout.channels.get(channel)
+            if stream is None or not stream.is_meta:
+                continue
+            for m in found:
+                rows = frames.decode(stream, payload[m.start : m.end])
+                self._meta_bytes += memory(stream, rows)
+                self._meta.setdefault(channel, []).append(rows)
+
+    def _take_meta(self) -> bool:
+        """Collect the meta rows of chunks not seen yet; False where they are too many to hold."""
+        table = self._layout.table
+        if self._meta_done < len(table) and self._meta_bytes <= META_BYTES:
+            meta = {ch for ch, s in self._layout.channels.items() if s.is_meta}
+            chunks = {n for ch in meta for n in table.holding(ch).tolist()}
+            for n in sorted(n for n in chunks if n >= self._meta_done):
+                self._collect(n, meta)
+                if self._meta_bytes > META_BYTES:
+                    break
+            self._meta_done = len(table)
+        if self._meta_bytes > META_BYTES:
+            self._meta.clear()
+            return False
+        return True
+
+    def _collect(self, n: int, meta: set[int]) -> None:
+        chunk = self._chunk(n)
+        for channel in meta.intersection(chunk.messages) if chunk else ():
+            rows = self._rows(n, channel)
+            self._meta_bytes += memory(self._layout.channels[channel], rows)
+            self._meta.setdefault(channel, []).append(rows)
+
+    # -- span ----------------------------------------------------------------------------------
+
+    def _find_span(self) -> tuple[int, int]:
+        """The span of a file without sums: from the chunks that may hold its first and last row."""
+        lay = self._layout
+        wanted = {ch for ch, s in lay.channels.items() if _in_span(s.name)}
+        slack = max((lay.spans[ch] for ch in wanted), default=0)
+        table = lay.table.chunks
+        first, last = 1 << 63, -1
+        for n in np.argsort(table[:, 2], kind="stable").tolist():
+            if table[n, 2] - slack > first:
+                break
+            first = min([first, *(m.t0 for m in self._messages(n, wanted))])
+        for n in np.argsort(-table[:, 3], kind="stable").tolist():
+            if table[n, 3] <= last:
+                break
+            last = max([last, *(m.t1 for m in self._messages(n, wanted))])
+        return (first, last) if last >= 0 else (0, 0)
+
+    def _messages(self, n: int, channels: set[int]) -> list[c.Message]:
+        chunk = self._chunk(n)
+        return [m for ch in channels for m in chunk.messages.get(ch, ())] if chunk else []
+
+
+def open_file(path: str | os.PathLike[str]) -> FileSession:
+    """Open a recording, whole or damaged; raises :class:`RecordingError` where it is none."""
+    return FileSession(path)
+
+
+def _open(path: str) -> int:
+    try:
+        # O_NONBLOCK so that opening a named pipe does not wait for its other end.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as e:
+        raise RecordingError(f"{path}: {os.strerror(e.errno or 0)}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RecordingError(f"{path} is not a file: give a file made by dsprobe record or save")
+    return fd
+
+
+def _in_span(name: str) -> bool:
+    """Whether rows of the stream are events of the recording, not descriptions or sums of them."""
+    return not name.startswith(("meta.", "rollup."))
+
+
+def _plus(total: Total, data: bytes) -> Total:
+    try:
+        return Total(total.rows + frames.count(data), total.bytes + len(data))
+    except frames.FrameError:
+        return total
+
+
+def _count(chunk: _Chunk) -> int:
+    return sum(map(len, chunk.messages.values()))
