@@ -2,8 +2,8 @@
 
 ``python -m dsprobe.probes.compiler FD`` reads one job (JSON) from the socket FD, compiles all units
 as one module (maps are shared, one clang run), loads each program, and sends the descriptors of
-programs and maps back.  Then it ends, and LLVM's 100 MB with it.  A unit that does not compile, or a
-program that the verifier refuses, is reported with its reason and the rest goes on.
+programs and maps back.  Then it ends, and LLVM's 100 MB with it.  A unit that does not compile, or
+a program that the verifier refuses, is reported with its reason and the rest goes on.
 
 Importing this module does not import bcc: the parent uses :func:`send_job` and
 :func:`receive_result`.
@@ -29,7 +29,7 @@ _TYPES = {"raw_tracepoint": "RAW_TRACEPOINT", "cpu_clock": "PERF_EVENT"}
 
 
 def send_job(sock: socket.socket, job: dict[str, Any]) -> None:
-    """``job``: ``common`` (C text), ``cflags``, ``units`` [{probe, text, programs [[name, kind]]}]"""
+    """``common`` (C text), ``cflags``, ``units``: [{probe, text, programs: [[name, kind]]}]."""
     sock.sendall(json.dumps(job).encode())
     sock.shutdown(socket.SHUT_WR)
 

@@ -7,14 +7,16 @@ of 1/sysconf(_SC_CLK_TCK) s, usually 10 ms.
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from pathlib import Path
 
-import numpy as np
-
+from dsprobe.probes.growth import Growth, Reading
 from dsprobe.probes.probe import Batch, Probe
 from dsprobe.recordings.streams import CPU_LOAD, CPU_USAGE
 
 _TIMES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+_TOTALS = {"ctxt": "switches", "processes": "forks", "procs_running": "running",
+           "procs_blocked": "blocked"}  # fmt: skip
 
 
 class Cpu(Probe):
@@ -27,42 +29,28 @@ class Cpu(Probe):
         self._tick = 10**9 // os.sysconf("SC_CLK_TCK")
 
     def start(self) -> None:
-        self._before, self._totals = self._read()
+        cpus, totals = self._read()
+        self._usage = Growth(CPU_USAGE, *_TIMES, wobbles=True)  # idle and iowait: proc_stat(5)
+        self._usage.start(cpus)
+        self._load = Growth(CPU_LOAD, "switches", "forks")
+        self._load.start({"": totals})
 
-    def _read(self) -> tuple[dict[int, np.void], dict[str, int]]:
-        cpus: dict[int, np.void] = {}
-        totals: dict[str, int] = {}
+    def _read(self) -> tuple[dict[Hashable, Reading], Reading]:
+        cpus: dict[Hashable, Reading] = {}
+        totals: dict[str, float] = {}
         for line in (self._proc / "stat").read_text().splitlines():
             name, *values = line.split()
             if name.startswith("cpu") and name != "cpu":
-                row = np.zeros((), CPU_USAGE.dtype)[()]
-                for f, v in zip(_TIMES, values, strict=False):
-                    row[f] = int(v) * self._tick
-                cpus[int(name[3:])] = row
-            elif name in ("ctxt", "processes", "procs_running", "procs_blocked"):
-                totals[name] = int(values[0])
+                times = {f: int(v) * self._tick for f, v in zip(_TIMES, values, strict=False)}
+                cpus[name] = {"cpu": int(name[3:]), **times}
+            elif name in _TOTALS:
+                totals[_TOTALS[name]] = int(values[0])
+        totals["load1"] = float((self._proc / "loadavg").read_text().split()[0])
         return cpus, totals
 
     def collect(self, now: int) -> list[Batch]:
         cpus, totals = self._read()
-        before, self._before = self._before, cpus
-        old_totals, self._totals = self._totals, totals
-        known = [n for n in cpus if n in before]  # one that came online has no interval yet
-        usage = CPU_USAGE.empty(len(known))
-        usage["t"], usage["cpu"] = now, known
-        if known:
-            new = np.array([cpus[n] for n in known], CPU_USAGE.dtype)
-            old = np.array([before[n] for n in known], CPU_USAGE.dtype)
-            # iowait and idle may step back a tick (proc_stat(5)): that is no growth.
-            for f in _TIMES:
-                delta = new[f].astype(np.int64) - old[f].astype(np.int64)
-                usage[f] = np.maximum(delta, 0)
-        load = CPU_LOAD.rows(
-            t=now,
-            running=totals.get("procs_running", 0),
-            blocked=totals.get("procs_blocked", 0),
-            switches=totals["ctxt"] - old_totals["ctxt"],
-            forks=totals["processes"] - old_totals["processes"],
-            load1=float((self._proc / "loadavg").read_text().split()[0]),
-        )
-        return [(CPU_USAGE, usage), (CPU_LOAD, load)]
+        return [
+            (CPU_USAGE, self._usage.rows(now, cpus)),
+            (CPU_LOAD, self._load.rows(now, {"": totals})),
+        ]

@@ -1,6 +1,7 @@
 """NAPI polls per network device.
 
-Source: napi:napi_poll (include/trace/events/napi.h), aggregated in the kernel.
+Source: napi:napi_poll (include/trace/events/napi.h), aggregated in the kernel.  Polls of a CPU's
+own backlog (loopback, and veth without XDP) belong to no device: they are called ``(backlog)``.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import numpy as np
 
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.maps import MappedArray
-from dsprobe.probes.probe import Batch, BpfProbe, Loss, Map, Program, need_btf, possible_cpus
-from dsprobe.probes.syscalls import map_entries
+from dsprobe.probes.probe import Batch, BpfProbe, Loss, Map, Program, need_btf
 from dsprobe.recordings.streams import NET_NAPI
 
-_KEY = np.dtype([("dev", "<u8"), ("net", "<u8"), ("ifindex", "<u8")])
+_CELLS = 64
+"""Cells per CPU; a device may lie in any of ``_PROBES`` of them."""
+_PROBES = 8
+
 _CELL = np.dtype(
-    [("polls", "<u8"), ("work", "<u8"), ("budget_hits", "<u8"), ("netns", "<u4"),
-     ("ifindex", "<u4"), ("device", "S16")]
+    [("dev", "<u8"), ("net", "<u8"), ("polls", "<u8"), ("work", "<u8"), ("budget_hits", "<u8"),
+     ("ifindex", "<u4"), ("netns", "<u4"), ("device", "S16")]
 )  # fmt: skip
 _COUNT = np.dtype([("produced", "<u8"), ("lost", "<u8"), ("pad", "<u8", (6,))])
 _SUMS = ("polls", "work", "budget_hits")
+_IDENTITY = ["netns", "ifindex", "device"]
 
 
 class Napi(BpfProbe):
@@ -32,12 +36,13 @@ class Napi(BpfProbe):
     programs = (Program("napi_poll", "raw_tracepoint", "napi_poll"),)
 
     def __init__(self) -> None:
-        self._before: dict[bytes, np.void] = {}
         self._lost = 0
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         btf = need_btf(btf)
         return {
+            "NAPI_CELLS": _CELLS,
+            "NAPI_PROBES": _PROBES,
             "NAPI_DEV": btf.offset("napi_struct", "dev"),
             "NETDEV_IFINDEX": btf.offset("net_device", "ifindex"),
             "NETDEV_NAME": btf.offset("net_device", "name"),
@@ -46,47 +51,32 @@ class Napi(BpfProbe):
         }
 
     def open(self, maps: Mapping[str, Map]) -> None:
-        self._map = maps["napi_cells"]
-        self._full = MappedArray(maps["napi_lost"], _COUNT)
+        self._cells = MappedArray(maps["napi_cells"], _CELL)
+        self._count = MappedArray(maps["napi_count"], _COUNT)
 
     def start(self) -> None:
-        self._before = self._read()
-
-    def _read(self) -> dict[bytes, np.void]:
-        keys, cells = map_entries(
-            self._map.fd, _KEY, _CELL, self._map.entries, copies=possible_cpus()
-        )
-        total = cells[:, 0].copy()
-        # Only the CPU that first polled a device filled in its name.
-        named = cells["ifindex"].argmax(axis=1)
-        for f in ("netns", "ifindex", "device"):
-            total[f] = cells[f][np.arange(len(cells)), named]
-        for f in _SUMS:
-            total[f] = cells[f].sum(axis=1)
-        return {key.tobytes(): cell for key, cell in zip(keys, total, strict=True)}
+        self._before = self._cells.snapshot()
 
     def collect(self, now: int) -> list[Batch]:
-        cells = self._read()
+        cells = self._cells.snapshot()
         before, self._before = self._before, cells
-        zero = np.zeros((), _CELL)[()]
-        moved = [
-            (cell, before.get(key, zero))
-            for key, cell in cells.items()
-            if key not in before or cell["polls"] != before[key]["polls"]
-        ]
-        if not moved:
+        moved = np.flatnonzero(cells["polls"] != before["polls"])
+        if not len(moved):
             return []
-        new, old = (np.array(side, _CELL) for side in zip(*moved, strict=True))
-        rows = NET_NAPI.empty(len(new))
+        # One row per device, over all CPUs.
+        devices, of = np.unique(cells[moved][_IDENTITY], return_inverse=True)
+        rows = NET_NAPI.empty(len(devices))
         rows["t"] = now
-        for f in ("netns", "ifindex", "device"):
-            rows[f] = new[f]
-        rows["device"][new["ifindex"] == 0] = b"(backlog)"
+        for f in _IDENTITY:
+            rows[f] = devices[f]
+        rows["device"][devices["ifindex"] == 0] = b"(backlog)"
         for f in _SUMS:
-            rows[f] = new[f] - old[f]
+            np.add.at(rows[f], of, (cells[f] - before[f])[moved].astype(rows[f].dtype))
         return [(NET_NAPI, rows)]
 
     def losses(self) -> list[Loss]:
-        lost = int(self._full.live["lost"].sum())
+        lost = int(self._count.live["lost"].sum())
         n, self._lost = lost - self._lost, lost
-        return [Loss(NET_NAPI.name, "more than 1024 devices polled", n)] if n else []
+        return (
+            [Loss(NET_NAPI.name, f"polls of more than {_CELLS} devices on a CPU", n)] if n else []
+        )

@@ -6,15 +6,18 @@ first, the CPU number in the 13th column since Linux 5.10) and /proc/PID/net/dev
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from dsprobe.probes import netns
-from dsprobe.probes.probe import Batch, Probe, grown
+from dsprobe.probes.growth import Growth, Reading
+from dsprobe.probes.probe import Batch, Probe
 from dsprobe.recordings.streams import NET_DEVICE, NET_SOFTNET
 
 RESCAN_NS = 2_000_000_000
+
+_SOFTNET = ("processed", "dropped", "squeezed")
 
 _COLUMNS = {
     "rx_bytes": 0, "rx_packets": 1, "rx_errors": 2, "rx_dropped": 3,
@@ -32,53 +35,38 @@ class Netdev(Probe):
         self._proc = proc
         self._spaces: dict[int, netns.Namespace] = {}
         self._scanned = -RESCAN_NS
+        self._cpus = Growth(NET_SOFTNET, *_SOFTNET)
+        self._devices = Growth(NET_DEVICE, *_COLUMNS)
 
     def start(self) -> None:
-        self._cpus = self._softnet()
         self._spaces = netns.discover()
-        self._devices = self._read()
+        self._cpus.start(self._read_softnet())
+        self._devices.start(self._read_devices())
 
-    def _softnet(self) -> dict[int, np.void]:
-        out: dict[int, np.void] = {}
+    def _read_softnet(self) -> dict[Hashable, Reading]:
+        out: dict[Hashable, Reading] = {}
         for i, line in enumerate((self._proc / "net/softnet_stat").read_text().splitlines()):
             columns = [int(x, 16) for x in line.split()]
-            row = np.zeros((), NET_SOFTNET.dtype)[()]
             cpu = columns[12] if len(columns) > 12 else i
-            row["cpu"], row["processed"], row["dropped"], row["squeezed"] = cpu, *columns[:3]
-            out[cpu] = row
+            out[cpu] = {"cpu": cpu, **dict(zip(_SOFTNET, columns, strict=False))}
         return out
 
-    def _read(self) -> dict[tuple[int, str], np.void]:
-        out: dict[tuple[int, str], np.void] = {}
+    def _read_devices(self) -> dict[Hashable, Reading]:
+        out: dict[Hashable, Reading] = {}
         for inode, ns in self._spaces.items():
             texts = netns.read(ns, "dev")
             for line in texts[0].splitlines()[2:] if texts else ():
                 name, _, values = line.partition(":")
-                columns = values.split()
-                row = np.zeros((), NET_DEVICE.dtype)[()]
-                row["netns"], row["device"] = inode, name.strip().encode()[:16]
-                for field, i in _COLUMNS.items():
-                    row[field] = int(columns[i])
-                out[inode, name.strip()] = row
+                columns = [int(v) for v in values.split()]
+                reading: dict[str, Any] = {f: columns[i] for f, i in _COLUMNS.items()}
+                reading["netns"], reading["device"] = inode, name.strip().encode()[:16]
+                out[inode, name.strip()] = reading
         return out
 
     def collect(self, now: int) -> list[Batch]:
         if now - self._scanned >= RESCAN_NS:
             self._scanned, self._spaces = now, netns.discover()
-        cpus, devices = self._softnet(), self._read()
-        old_cpus, self._cpus = self._cpus, cpus
-        old_devices, self._devices = self._devices, devices
-        batches: list[Batch] = []
-        for stream, new, old, fields in (
-            (NET_SOFTNET, cpus, old_cpus, ("processed", "dropped", "squeezed")),
-            (NET_DEVICE, devices, old_devices, tuple(_COLUMNS)),
-        ):
-            moved = [(row, old[key]) for key, row in new.items()  # type: ignore[attr-defined]
-                     if key in old and row != old[key]]  # fmt: skip
-            if moved:
-                after, before = (np.array(side, stream.dtype) for side in zip(*moved, strict=True))
-                rows = after.copy()
-                rows["t"] = now
-                grown(after, before, rows, *fields)
-                batches.append((stream, rows))
-        return batches
+        return [
+            (NET_SOFTNET, self._cpus.rows(now, self._read_softnet(), idle=False)),
+            (NET_DEVICE, self._devices.rows(now, self._read_devices(), idle=False)),
+        ]

@@ -44,8 +44,11 @@ class Pressure(Probe):
         names = [r for r in after if r in before]
         if not names:
             return []
-        some, full = (
-            [max(after[r][i] - before[r][i], 0) * 1000 for r in names] for i in (0, 1)
-        )
+        some, full = ([max(after[r][i] - before[r][i], 0) * 1000 for r in names] for i in (0, 1))
         resource = [PRESSURE.index(r) for r in names]
-        return [(CPU_PRESSURE, CPU_PRESSURE.rows(t=[now] * len(names), resource=resource, some=some, full=full))]
+        return [
+            (
+                CPU_PRESSURE,
+                CPU_PRESSURE.rows(t=[now] * len(names), resource=resource, some=some, full=full),
+            )
+        ]

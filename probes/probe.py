@@ -1,4 +1,4 @@
-"""What a probe is.  One probe is one Python file here and, if it uses BPF, one ``.bpf.c`` beside it.
+"""What a probe is: one Python file here and, if it uses BPF, one ``.bpf.c`` beside it.
 
 :mod:`dsprobe.probes.registry` lists them all; docs/adding-a-probe.md shows how to add one.
 """
@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import ClassVar
 
 from dsprobe.probes.btf import Btf
 from dsprobe.recordings.model import Rows, Stream
@@ -125,11 +122,3 @@ def need_btf(btf: Btf | None) -> Btf:
             "this kernel has no /sys/kernel/btf/vmlinux; one built with CONFIG_DEBUG_INFO_BTF does"
         )
     return btf
-
-
-def grown(now: npt.NDArray[Any], before: npt.NDArray[Any], rows: Rows, *fields: str) -> None:
-    """Put the growth of counters into ``rows``; a counter that went back was reset: it grew by
-    its new value."""
-    for f in fields:
-        new, old = now[f].astype(np.int64), before[f].astype(np.int64)
-        rows[f] = np.where(new >= old, new - old, new)

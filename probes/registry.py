@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dsprobe.probes.cpu import Cpu
 from dsprobe.probes.napi import Napi
 from dsprobe.probes.netdev import Netdev
@@ -15,13 +17,13 @@ from dsprobe.probes.tcp import Tcp
 PROBES: tuple[type[Probe], ...] = (Softirq, Napi, Netdev, Tcp, Sockets, Cpu, Runq, Pressure)
 
 
-def select(names: str | None) -> list[Probe]:
-    """The probes called ``names`` (separated by commas), or all.
+def select(names: Sequence[str] | None) -> list[Probe]:
+    """The probes called ``names``, or all.
 
     Raises ValueError, in a sentence that lists them, for a name that is none.
     """
     known = {p.name: p for p in PROBES}
-    wanted = list(known) if names is None else [n.strip() for n in names.split(",") if n.strip()]
+    wanted = list(known) if names is None else names
     unknown = [n for n in wanted if n not in known]
     if unknown or not wanted:
         raise ValueError(

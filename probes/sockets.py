@@ -6,10 +6,11 @@ snmp_counter.rst).  RetransSegs counts segments, and OutSegs leaves retransmitte
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Hashable
 
 from dsprobe.probes import netns
-from dsprobe.probes.probe import Batch, Probe, grown
+from dsprobe.probes.growth import Growth, Reading
+from dsprobe.probes.probe import Batch, Probe
 from dsprobe.recordings.streams import META_NETNS, TCP_SOCKETS
 
 RESCAN_NS = 2_000_000_000
@@ -60,63 +61,44 @@ class Sockets(Probe):
 
     def __init__(self) -> None:
         self._spaces: dict[int, netns.Namespace] = {}
-        self._before: dict[int, np.void] = {}
         self._named: dict[int, str] = {}
         self._scanned = -RESCAN_NS
+        self._growth = Growth(TCP_SOCKETS, *_GROWING)
 
     def start(self) -> None:
-        self._scan(0)
-        self._before = self._read()
-        self._scanned = -RESCAN_NS  # names are rows, so the first collect gives them
-
-    def _scan(self, now: int) -> list[Batch]:
-        """Look for namespaces; the names of those not known before."""
-        self._scanned = now
         self._spaces = netns.discover()
-        new = {i: ns.name for i, ns in self._spaces.items() if self._named.get(i) != ns.name}
-        if now == 0 or not new:
-            return []
-        self._named = {i: ns.name for i, ns in self._spaces.items()}
-        return [(META_NETNS, META_NETNS.rows(t=[now] * len(new), id=list(new),
-                                             name=list(new.values())))]  # fmt: skip
+        self._growth.start(self._read())
 
-    def _read(self) -> dict[int, np.void]:
-        out: dict[int, np.void] = {}
+    def _names(self, now: int) -> list[Batch]:
+        """Look for namespaces; the names of those not known before."""
+        self._scanned, self._spaces = now, netns.discover()
+        names = {inode: ns.name for inode, ns in self._spaces.items()}
+        new = [i for i, name in names.items() if self._named.get(i) != name]
+        self._named = names
+        if not new:
+            return []
+        rows = META_NETNS.rows(t=[now] * len(new), id=new, name=[names[i] for i in new])
+        return [(META_NETNS, rows)]
+
+    def _read(self) -> dict[Hashable, Reading]:
+        out: dict[Hashable, Reading] = {}
         for inode, ns in self._spaces.items():
             texts = netns.read(ns, "snmp", "netstat", "sockstat", "sockstat6")
             if texts is None:
                 continue
-            try:
-                c = counters(texts[0]) | counters(texts[1])
-                u = usage(texts[2]) | usage(texts[3])
-            except ValueError:
-                continue
-            row = np.zeros((), TCP_SOCKETS.dtype)[()]
-            row["netns"] = inode
-            row["inuse"] = u.get("TCP.inuse", 0) + u.get("TCP6.inuse", 0)
-            row["orphan"], row["time_wait"] = u.get("TCP.orphan", 0), u.get("TCP.tw", 0)
-            row["established"] = c.get("Tcp.CurrEstab", 0)
-            for field, name in _GROWING.items():
-                row[field] = c.get(name, 0) & 0xFFFFFFFF
-            out[inode] = row
+            c = counters(texts[0]) | counters(texts[1])
+            u = usage(texts[2]) | usage(texts[3])
+            reading = {field: c.get(name, 0) for field, name in _GROWING.items()}
+            reading["netns"] = inode
+            reading["inuse"] = u.get("TCP.inuse", 0) + u.get("TCP6.inuse", 0)
+            reading["orphan"], reading["time_wait"] = u.get("TCP.orphan", 0), u.get("TCP.tw", 0)
+            reading["established"] = c.get("Tcp.CurrEstab", 0)
+            out[inode] = reading
         return out
 
     def collect(self, now: int) -> list[Batch]:
-        batches = self._scan(now) if now - self._scanned >= RESCAN_NS else []
-        after = self._read()
-        before, self._before = self._before, after
-        known = [i for i in after if i in before and _lives(after[i], before[i])]
-        if not known:
-            return batches
-        new = np.array([after[i] for i in known], TCP_SOCKETS.dtype)
-        old = np.array([before[i] for i in known], TCP_SOCKETS.dtype)
-        rows = new.copy()
-        rows["t"] = now
-        grown(new, old, rows, *_GROWING)
-        return [*batches, (TCP_SOCKETS, rows)]
-
-
-def _lives(after: np.void, before: np.void) -> bool:
-    """Whether a namespace has sockets, or had traffic; the many idle ones get no rows."""
-    return bool(after["inuse"] or after["time_wait"] or after["in_segs"] != before["in_segs"]
-                or after["out_segs"] != before["out_segs"])  # fmt: skip
+        batches = self._names(now) if now - self._scanned >= RESCAN_NS else []
+        rows = self._growth.rows(now, self._read())
+        # Namespaces without sockets or traffic say nothing; a host has many of them.
+        lives = rows["inuse"] + rows["time_wait"] + rows["in_segs"] + rows["out_segs"] > 0
+        return [*batches, (TCP_SOCKETS, rows[lives])]

@@ -7,6 +7,7 @@ raw tracepoints: 60 to 90 ns a hit, aggregated in the kernel, read without a sys
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Softirq(BpfProbe):
         Program("softirq_exit", "raw_tracepoint", "softirq_exit"),
         Program("softirq_entry", "raw_tracepoint", "softirq_entry"),
     )  # fmt: skip
-    rings = {"softirq_slow": SOFTIRQ_SLOW}
+    rings: ClassVar = {"softirq_slow": SOFTIRQ_SLOW}
 
     def __init__(self, slow_ns: int = SLOW_NS) -> None:
         self._slow_ns = slow_ns

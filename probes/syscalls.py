@@ -7,19 +7,14 @@ that it needs only while compiling, which happens in a process of its own.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import platform
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 _NR = {"x86_64": (321, 298), "aarch64": (280, 241)}  # bpf, perf_event_open
 _libc = ctypes.CDLL(None, use_errno=True)
 
-MAP_LOOKUP_BATCH = 24
 PROG_GET_INFO = OBJ_GET_INFO_BY_FD = 15
 RAW_TRACEPOINT_OPEN = 17
 ENABLE_STATS = 32
@@ -104,33 +99,3 @@ def program_info(fd: int) -> ProgramInfo:
     (number,) = struct.unpack_from("<I", info.raw, 4)
     run_time, runs, misses = struct.unpack_from("<QQQ", info.raw, 192)
     return ProgramInfo(number, run_time, runs, misses)
-
-
-def map_entries(fd: int, key: np.dtype[np.void], leaf: np.dtype[np.void], limit: int,
-                copies: int = 1) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:  # fmt: skip
-    """All keys (n,) and values (n, copies) of a hash map, a batch at a time (Linux 5.6).
-
-    ``copies`` is the number of possible CPUs for per-CPU maps.
-    """
-    keys = np.zeros(limit, key)
-    values = np.zeros((limit, copies), leaf)
-    position = ctypes.create_string_buffer(max(key.itemsize, 8))
-    at, n = 0, 0
-    while n < limit:
-        room = limit - n
-        attr = struct.pack(
-            "<QQQQIIQQ", at, ctypes.addressof(position), keys[n:].ctypes.data,
-            values[n:].ctypes.data, room, fd, 0, 0)  # fmt: skip
-        buffer = ctypes.create_string_buffer(attr, len(attr))
-        done = False
-        try:
-            _call(0, ctypes.c_int(MAP_LOOKUP_BATCH), buffer, ctypes.c_uint(len(attr)))
-        except OSError as e:
-            if e.errno != errno.ENOENT:  # ENOENT: this was the last batch
-                raise
-            done = True
-        n += struct.unpack_from("<I", buffer.raw, 32)[0]
-        at = ctypes.addressof(position)
-        if done:
-            break
-    return keys[:n], values[:n]

@@ -9,6 +9,7 @@ Loss means the retransmission timer, Recovery a fast retransmit, anything else a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.probe import Batch, BpfProbe, Program, need_btf
@@ -25,7 +26,7 @@ class Tcp(BpfProbe):
         Program("tcp_retransmit_synack", "raw_tracepoint", "tcp_retransmit_synack",
                 required=False, otherwise="SYN-ACKs sent again are not seen"),
     )  # fmt: skip
-    rings = {"tcp_retransmit": TCP_RETRANSMIT}
+    rings: ClassVar = {"tcp_retransmit": TCP_RETRANSMIT}
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         btf = need_btf(btf)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,13 @@ from dsprobe.probes import compiler, syscalls
 from dsprobe.probes.btf import Btf, BtfError
 from dsprobe.probes.maps import MappedArray
 from dsprobe.probes.probe import (
-    Batch, BpfProbe, Loss, Map, Program, Unavailable, possible_cpus,
+    Batch,
+    BpfProbe,
+    Loss,
+    Map,
+    Program,
+    Unavailable,
+    possible_cpus,
 )  # fmt: skip
 from dsprobe.probes.ring import Ring
 from dsprobe.recordings.model import Stream
@@ -58,7 +65,7 @@ def c_struct(name: str, stream: Stream) -> str:
     size = stream.dtype.itemsize
     return (
         f"struct {name} {{\n\t{body}\n}} __attribute__((packed));\n"
-        f"_Static_assert(sizeof(struct {name}) == {size}, \"{stream.name}\");\n"
+        f'_Static_assert(sizeof(struct {name}) == {size}, "{stream.name}");\n'
     )
 
 
@@ -101,7 +108,7 @@ class Tracer:
             result = self._compile(units)
         except (OSError, EOFError, subprocess.SubprocessError) as e:
             reason = f"BPF programs could not be compiled: {e}"
-            return coverage + [Coverage(u["probe"], "", "missing", reason) for u in units]
+            return coverage + [Coverage(str(u["probe"]), "", "missing", reason) for u in units]
         maps = {name: Map(m["fd"], m["key_size"], m["leaf_size"], m["entries"])
                 for name, m in result["maps"].items()}  # fmt: skip
         self._fds += [m.fd for m in maps.values()]
@@ -121,7 +128,7 @@ class Tracer:
         programs = [[p.function, p.kind] for p in probe.programs]
         return {"probe": probe.name, "text": text, "programs": programs}
 
-    def _compile(self, units: list[dict[str, object]]) -> dict[str, dict[str, dict[str, int]]]:
+    def _compile(self, units: list[dict[str, object]]) -> dict[str, Any]:
         version = [int(x) for x in platform.release().split("-")[0].split(".")[:3] if x.isdigit()]
         major, minor, patch = (*version, 0, 0, 0)[:3]
         code = (major << 16) + (minor << 8) + min(patch, 255)
@@ -149,7 +156,7 @@ class Tracer:
     # -- attaching ----------------------------------------------------------------------------
 
     def _attach(
-        self, probe: BpfProbe, loaded: dict[str, dict[str, int]], maps: dict[str, Map]
+        self, probe: BpfProbe, loaded: dict[str, dict[str, Any]], maps: dict[str, Map]
     ) -> list[Coverage]:
         fds = {p.function: loaded[p.function]["fd"] for p in probe.programs
                if "fd" in loaded[p.function]}  # fmt: skip

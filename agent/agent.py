@@ -1,0 +1,251 @@
+"""The agent: probes in, frames out, until it is told to stop.
+
+One thread runs it all: it drains rings every 50 ms, collects aggregates every 250 ms, pairs clocks
+and measures itself every second, and serves viewers in between.  Probes that may block have threads
+of their own (:mod:`dsprobe.agent.workers`), and compiling has a process.
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dsprobe.agent import clock, host
+from dsprobe.agent.flight import Flight
+from dsprobe.agent.hub import Hub
+from dsprobe.agent.overhead import Overhead
+from dsprobe.agent.server import Server
+from dsprobe.agent.workers import Worker
+from dsprobe.probes.probe import Batch, BpfProbe, Loss, Probe, Unavailable
+from dsprobe.probes.registry import PROBES
+from dsprobe.probes.tracer import Coverage, Tracer
+from dsprobe.recordings import streams as st
+from dsprobe.recordings import wire
+
+DRAIN_NS = 50_000_000
+TICK_NS = 250_000_000
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``linger``: end so many ns after the last viewer left (None: stay).  ``span`` (ns) and
+    ``limit`` (bytes) bound the flight ring."""
+
+    socket: str = wire.SOCKET
+    linger: int | None = None
+    span: int = 600 * SECOND_NS
+    limit: int = 256 << 20
+
+
+class Agent:
+    """``probes`` as :func:`dsprobe.probes.registry.select` gives them.
+
+    Raises :class:`dsprobe.agent.server.ServerError` when the socket is taken.
+    """
+
+    def __init__(self, probes: Iterable[Probe], settings: Settings) -> None:
+        self._settings = settings
+        self._selector = selectors.DefaultSelector()
+        self.hub = Hub(Flight(settings.span, settings.limit))
+        self._server = Server(
+            settings.socket, self.hub, self._selector, time.monotonic_ns, self._mark, self.stop
+        )
+        probes = list(probes)
+        self.tracer = Tracer([p for p in probes if isinstance(p, BpfProbe)])
+        plain = [p for p in probes if not isinstance(p, BpfProbe)]
+        self._quick = [p for p in plain if not p.blocking]
+        self._blocking = [p for p in plain if p.blocking]
+        self._off = [p for p in PROBES if p.name not in {q.name for q in probes}]
+        self._workers: list[Worker] = []
+        self._collected: dict[str, int] = {}
+        self._loading: threading.Thread | None = None
+        self._loaded: list[Coverage] = []
+        self._overhead = Overhead()
+        self._stopping = False
+        self._alone_since = time.monotonic_ns()
+        self._seen = False
+
+    # -- running ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until :meth:`stop`.  Everything is detached on the way out, whatever the way."""
+        try:
+            self._begin()
+            self._loop()
+            self._tick(time.monotonic_ns())
+            for worker in self._workers:
+                worker.stop(0.5)
+                self._publish(worker.take()[0])
+            self._second(time.monotonic_ns())
+        finally:
+            self._overhead.close()
+            if self._loading:
+                self._loading.join()
+            self.tracer.close()
+            self._server.close("the agent has ended")
+            self._selector.close()
+
+    def stop(self) -> None:
+        """End soon; may be called from a signal handler."""
+        self._stopping = True
+
+    def _begin(self) -> None:
+        now = time.monotonic_ns()
+        known = host.facts()
+        keys = list(known)
+        self.hub.publish(
+            st.META_SESSION,
+            st.META_SESSION.rows(t=[now] * len(keys), key=keys, value=list(known.values())),
+        )
+        self._pair_clock()
+        for said in host.mount_missing():
+            self._cover([Coverage("host", "", "attached", said)])
+        self._cover([Coverage(p.name, "", "off", "not asked for (--probes)") for p in self._off])
+        self._loading = threading.Thread(target=self._load, name="load", daemon=True)
+        self._loading.start()
+        for probe in list(self._quick):
+            try:
+                probe.start()
+                self._collected[probe.name] = time.monotonic_ns()
+                self._cover([Coverage(probe.name, "", "attached")])
+            except (Unavailable, OSError) as e:
+                self._quick.remove(probe)
+                self._cover([Coverage(probe.name, "", "missing", str(e))])
+        self._workers = [Worker(p) for p in self._blocking]
+
+    def _load(self) -> None:
+        """On its own thread: compiling takes a while, and viewers should not wait for it."""
+        self._loaded = self.tracer.load()
+
+    def _loop(self) -> None:
+        drain = tick = second = time.monotonic_ns()
+        while not self._stopping:
+            now = time.monotonic_ns()
+            for key, mask in self._selector.select(max(0, drain - now) / 1e9):
+                key.data(mask)
+            now = time.monotonic_ns()
+            if now < drain:
+                continue
+            self._drain()
+            drain = now + DRAIN_NS - (now - drain) % DRAIN_NS
+            if now >= tick:
+                self._tick(now)
+                tick = now + TICK_NS - (now - tick) % TICK_NS
+            if now >= second:
+                self._second(now)
+                second = now + SECOND_NS - (now - second) % SECOND_NS
+            self._server.flush()
+
+    # -- what happens when --------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """Whether the BPF programs are loaded; takes note of it the first time."""
+        if self._loading is None:
+            return True
+        if self._loading.is_alive():
+            return False
+        self._loading = None
+        now = time.monotonic_ns()
+        self._collected |= {p.name: now for p in self.tracer.probes}
+        self._cover(self._loaded)
+        return True
+
+    def _drain(self) -> None:
+        if self._ready():
+            for stream, rows in self.tracer.drain():
+                self.hub.publish(stream, rows)
+
+    def _tick(self, now: int) -> None:
+        self._drain()
+        probes: list[Probe] = [*self._quick]
+        if self._loading is None:
+            probes += self.tracer.probes
+            self._lose(now, self.tracer.losses())
+        for probe in probes:
+            try:
+                t = time.monotonic_ns()
+                batches = probe.collect(t)
+            except (OSError, ValueError, KeyError, IndexError) as e:
+                self._cover([Coverage(probe.name, "", "missing", f"cannot be read: {e}")])
+                self._quick = [p for p in self._quick if p is not probe]
+                continue
+            for stream, rows in batches:
+                if "dt" in stream.by_name:
+                    rows["dt"] = t - self._collected[probe.name]
+            self._collected[probe.name] = t
+            self._publish(batches)
+            self._lose(t, probe.losses())
+        for worker in self._workers:
+            changed = worker.ask(time.monotonic_ns())
+            batches, coverage, losses = worker.take()
+            self._cover(coverage)
+            self._cover([changed] if changed else [])
+            self._publish(batches)
+            self._lose(now, losses)
+
+    def _second(self, now: int) -> None:
+        self._pair_clock()
+        if self._loading is None:
+            self._lose(now, self._overhead.losses(self.tracer))
+            flight = self.hub.flight.bytes
+            viewers = self._server.viewers
+            self._publish(self._overhead.collect(now, self.tracer, viewers, flight))
+        self._linger(now)
+
+    def _linger(self, now: int) -> None:
+        if self._server.viewers:
+            self._alone_since, self._seen = now, True
+        elif self._settings.linger is not None:
+            # A starter needs a moment to connect before it counts as having left.
+            patience = max(self._settings.linger, 10 * SECOND_NS if not self._seen else 0)
+            if now - self._alone_since > patience:
+                self.stop()
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def _publish(self, batches: Iterable[Batch]) -> None:
+        for stream, rows in batches:
+            if len(rows):
+                self.hub.publish(stream, rows)
+
+    def _pair_clock(self) -> None:
+        t, wall, uncertainty = clock.pair()
+        self.hub.publish(st.META_CLOCK, st.META_CLOCK.rows(t=t, wall=wall, uncertainty=uncertainty))
+
+    def _cover(self, coverage: Iterable[Coverage]) -> None:
+        rows = list(coverage)
+        if rows:
+            self.hub.publish(
+                st.META_COVERAGE,
+                st.META_COVERAGE.rows(
+                    t=[time.monotonic_ns()] * len(rows),
+                    probe=[c.probe for c in rows],
+                    program=[c.program for c in rows],
+                    status=[st.STATUSES.index(c.status) for c in rows],
+                    reason=[c.reason for c in rows],
+                ),
+            )
+
+    def _lose(self, now: int, losses: Iterable[Loss]) -> None:
+        rows = list(losses)
+        if rows:
+            self.hub.publish(
+                st.META_LOSS,
+                st.META_LOSS.rows(
+                    t=[now] * len(rows),
+                    stream=[x.stream for x in rows],
+                    reason=[x.reason for x in rows],
+                    lost=[x.lost for x in rows],
+                ),
+            )
+
+    def _mark(self, label: str) -> None:
+        self.hub.publish(st.MARKER, st.MARKER.rows(t=time.monotonic_ns(), label=[label]))
+
+    def detach(self, function: str, reason: str) -> None:
+        """Take one BPF program off while running; coverage says so from then on."""
+        self._cover(self.tracer.detach(function, reason))

@@ -1,0 +1,93 @@
+"""What the agent and its BPF programs cost: rows of meta.overhead and meta.program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from dsprobe.probes import syscalls
+from dsprobe.probes.probe import Batch, Loss
+from dsprobe.probes.tracer import Tracer
+from dsprobe.recordings.streams import META_OVERHEAD, META_PROGRAM
+
+SAMPLE_EVERY = 10
+"""BPF statistics cost two clock reads a run, so they are on one second in so many."""
+
+
+class Overhead:
+    """Call :meth:`collect` once a second."""
+
+    def __init__(self) -> None:
+        self._cpu = time.process_time_ns()
+        self._t = time.monotonic_ns()
+        self._second = 0
+        self._stats = -1
+        self._before: dict[str, syscalls.ProgramInfo] = {}
+        self._misses: dict[str, int] = {}
+        self._share = 0.0  # BPF time per time, by the last sample
+
+    def collect(self, now: int, tracer: Tracer, viewers: int, flight: int) -> list[Batch]:
+        dt = max(now - self._t, 1)
+        cpu = time.process_time_ns()
+        batches: list[Batch] = []
+        if self._stats >= 0:
+            batches += self._sample(now, dt, tracer)
+        elif self._second % SAMPLE_EVERY == 0:
+            with contextlib.suppress(OSError):  # before Linux 5.8 there is none
+                self._stats = syscalls.enable_stats()
+                self._before = tracer.costs()
+        self._second += 1
+        row = META_OVERHEAD.rows(
+            t=now,
+            dt=dt,
+            agent_cpu=cpu - self._cpu,
+            bpf_cpu=int(self._share * dt),
+            rss=_rss(),
+            viewers=viewers,
+            flight_bytes=flight,
+        )
+        self._cpu, self._t = cpu, now
+        return [*batches, (META_OVERHEAD, row)]
+
+    def _sample(self, now: int, dt: int, tracer: Tracer) -> list[Batch]:
+        after = tracer.costs()
+        self.close()
+        both = [n for n in after if n in self._before]
+        if not both:
+            self._share = 0.0
+            return []
+        delta = {
+            f: [getattr(after[n], f) - getattr(self._before[n], f) for n in both]
+            for f in ("runs", "run_time", "misses")
+        }
+        self._share = sum(delta["run_time"]) / dt
+        return [
+            (META_PROGRAM, META_PROGRAM.rows(t=[now] * len(both), dt=dt, program=both, **delta))
+        ]
+
+    def losses(self, tracer: Tracer) -> list[Loss]:
+        """Runs that the kernel skipped because a program was already running on that CPU."""
+        out = []
+        for probe in tracer.probes:
+            for program in probe.programs:
+                info = tracer.costs().get(program.function)
+                if info is None:
+                    continue
+                n = info.misses - self._misses.get(program.function, 0)
+                self._misses[program.function] = info.misses
+                if n > 0:
+                    stream = probe.streams[0].name
+                    out.append(Loss(stream, f"{program.function}: runs skipped by the kernel", n))
+        return out
+
+    def close(self) -> None:
+        """Switch the kernel's statistics off again, if they are on."""
+        if self._stats >= 0:
+            os.close(self._stats)
+            self._stats = -1
+
+
+def _rss() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
