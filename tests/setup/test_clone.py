@@ -1,0 +1,160 @@
+"""Both README commands as written, on a clone in an empty folder, with an empty home."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.setup.places import clean_env, clone, folder, readme_commands
+from tests.setup.terminal import Terminal
+
+pytestmark = pytest.mark.setup
+
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def checkout(place: Path) -> Path:
+    """A clone that the first README command has set up: see the first test."""
+    return clone(place / "a clone")
+
+
+def run(command: list[str | Path], place: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=place, env=clean_env(place / "home", **env), capture_output=True, text=True
+    )
+
+
+def test_an_interrupted_set_up_is_redone_once_for_all_who_wait(checkout: Path, place: Path) -> None:
+    script = checkout / "scripts/dsprobe"
+    env = clean_env(place / "home")
+    first = subprocess.Popen(
+        [script, "--version"], env=env, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert first.stderr
+    while "Python packages" not in (line := first.stderr.readline()):
+        assert line, "the set-up ended before it could be interrupted"
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert not (checkout / ".venv/.stamp").exists()
+
+    both = [
+        subprocess.Popen(
+            [script, "--version"], env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    ends = [p.communicate() for p in both]
+    assert [p.returncode for p in both] == [0, 0]
+    assert all(out.startswith("dsprobe ") for out, _ in ends)
+    assert sorted(err.count("making") for _, err in ends) == [0, 1]
+    assert list((place / "home").iterdir()) == []
+
+
+def test_the_second_call_needs_no_network(checkout: Path, place: Path) -> None:
+    again = run(["unshare", "-n", checkout / "scripts/dsprobe", "--version"], place)
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_it_runs_from_anywhere_by_a_link_with_all_words_as_typed(
+    checkout: Path, place: Path
+) -> None:
+    (place / "link").symlink_to(checkout / "scripts/dsprobe")
+    done = run([place / "link", "info", "no such * file"], place)
+    assert done.returncode == 1
+    assert "no such * file" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_another_python_on_the_path_and_a_hostile_folder_change_nothing(
+    checkout: Path, place: Path
+) -> None:
+    trap = place / "trap"
+    trap.mkdir()
+    for name in ("python", "python3", "pip"):
+        (trap / name).write_text("#!/bin/sh\necho trapped; exit 1\n")
+        (trap / name).chmod(0o755)
+    for name in ("argparse", "dsprobe", "sitecustomize"):
+        (trap / f"{name}.py").write_text("raise SystemExit('trapped')\n")
+    path = f"{trap}:{clean_env(place / 'home')['PATH']}"
+    done = subprocess.run(
+        [checkout / "scripts/dsprobe", "--version"], cwd=trap, capture_output=True, text=True,
+        env=clean_env(place / "home", PATH=path, PYTHONPATH=str(trap), PYTHONHOME=str(trap)),
+    )  # fmt: skip
+    assert done.stdout.startswith("dsprobe ")
+    assert done.stderr == ""
+
+
+def test_a_step_that_fails_is_one_sentence_with_the_place_of_its_log(
+    checkout: Path, place: Path
+) -> None:
+    other = clone(place / "offline")
+    done = run(
+        ["unshare", "-n", other / "scripts/dsprobe", "--version"],
+        place, PIP_RETRIES="0", TMPDIR=str(place),
+    )  # fmt: skip
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("dsprobe: pip install failed: see ")
+    assert "setuptools" in Path(last.split(" see ")[1]).read_text()
+    shutil.rmtree(other)
+
+
+def test_without_root_it_says_what_it_needs(checkout: Path, place: Path) -> None:
+    done = run([*NOBODY, checkout / "scripts/dsprobe", "top"], place)
+    assert done.returncode == 5
+    assert done.stderr.count("\n") == 1
+    for word in ("root", "sudo", "replay", "demo"):
+        assert word in done.stderr
+    outdated = clone(place / "not ours")
+    done = run([*NOBODY, outdated / "scripts/dsprobe", "--version"], place)
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1].startswith(f"dsprobe: cannot write in {outdated}: run sudo")
+
+
+def test_the_first_command_of_the_readme(checkout: Path, place: Path) -> None:
+    first = readme_commands()[0]
+    assert first == "sudo scripts/dsprobe top"
+    bin = place / "bin"
+    bin.mkdir()
+    if not shutil.which("sudo"):  # root's own machine may lack it
+        (bin / "sudo").write_text('#!/bin/sh\nexec "$@"\n')
+        (bin / "sudo").chmod(0o755)
+    env = clean_env(place / "home")
+    env["PATH"] += f":{bin}"
+    with Terminal(place, ["sh", "-c", first], env=env, cwd=checkout) as t:
+        t.wait(lambda screen: "net_rx" in screen)
+        t.press("q")
+        assert t.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_the_second_command_of_the_readme(checkout: Path, place: Path) -> None:
+    second = readme_commands()[1]
+    assert second == "scripts/test"
+    started = time.time()
+    done = subprocess.run(
+        # One test stands for all: this one is among them.
+        [*second.split(), "-q", "tests/commands/test_values.py"],
+        cwd=checkout, env=clean_env(place / "home", CI="true"), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for step in ("ruff check", "ruff format", "mypy"):
+        assert f"== {step}" in done.stderr
+    assert " passed" in done.stdout
+    assert (checkout / ".venv/.stampdev").stat().st_mtime >= started - 1
