@@ -126,7 +126,10 @@ setup_venv() {
 # setup [dev]: both, once at a time; the lock ends with the subshell.
 setup() {
     (
-        flock 9
+        flock -n 9 || {
+            say "waiting for another set-up of $root"
+            flock 9
+        }
         [ -n "$1" ] || [ ! -e "$venv/.stampdev" ] || set -- dev # keep what is there
         setup_system
         ready "$1" || setup_venv "$1"
