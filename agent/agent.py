@@ -52,7 +52,12 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self.hub = Hub(Flight(settings.span, settings.limit))
         self._server = Server(
-            settings.socket, self.hub, self._selector, time.monotonic_ns, self._mark, self.stop
+            settings.socket,
+            self.hub,
+            self._selector,
+            time.monotonic_ns,
+            self._mark,
+            self._asked_to_stop,
         )
         probes = list(probes)
         self.tracer = Tracer([p for p in probes if isinstance(p, BpfProbe)])
@@ -242,6 +247,11 @@ class Agent:
                     lost=[x.lost for x in rows],
                 ),
             )
+
+    def _asked_to_stop(self) -> None:
+        """By the last viewer: an agent that was started for a while ends, a daemon stays."""
+        if self._settings.linger is not None:
+            self.stop()
 
     def _mark(self, label: str) -> None:
         self.hub.publish(st.MARKER, st.MARKER.rows(t=time.monotonic_ns(), label=[label]))

@@ -1,0 +1,95 @@
+"""From an agent's connection into a file: what ``record`` and ``save`` share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from dsprobe.recordings import wire
+from dsprobe.recordings.connection import Connection
+from dsprobe.recordings.frames import FrameError
+from dsprobe.recordings.streams import META_LOSS
+from dsprobe.recordings.writer import Writer
+
+FLUSH_SECONDS = 0.4
+"""A crash loses at most what came since the last flush; the file format promises a second."""
+
+
+class Capture:
+    """Writes what ``connection`` brings into ``writer``; ``rows`` counts by stream."""
+
+    def __init__(self, connection: Connection, writer: Writer) -> None:
+        self._connection, self._writer = connection, writer
+        self.rows: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.first = self.last = 0
+        """First and last ``t`` of all frames but ``meta.*``."""
+        self.caught_up = False
+        self._flushed = time.monotonic()
+        for stream in connection.streams.values():
+            writer.declare(stream)
+
+    def step(self, seconds: float) -> None:
+        """Take what comes within ``seconds``.
+
+        Raises :class:`~dsprobe.recordings.errors.StoreFull` once the disk takes no more.
+        """
+        for message in self._connection.receive(seconds):
+            self._take(message)
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        now = time.monotonic()
+        if now - self._flushed >= FLUSH_SECONDS:
+            self._flushed = now
+            self._writer.flush()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message["m"]
+        if kind == "live":
+            self.caught_up = True
+        elif kind == "lost" and isinstance(message.get("streams"), dict):
+            self._lose(
+                {str(s): int(pair[1]) for s, pair in message["streams"].items()},
+                "the recorder did not read fast enough",
+            )
+        elif kind == "frame":
+            try:
+                frame = wire.to_frame(message)
+            except wire.WireError as e:
+                self._connection.ended = f"the agent sent what is no message ({e})"
+                return
+            try:
+                self._writer.write(frame)
+            except FrameError:
+                self._lose({frame.stream: frame.n}, "a frame from the agent could not be read")
+                return
+            self.rows[frame.stream] += frame.n
+            if not frame.stream.startswith("meta."):
+                self.first = min(self.first or frame.t0, frame.t0)
+                self.last = max(self.last, frame.t1)
+
+    def _lose(self, lost: dict[str, int], reason: str) -> None:
+        self.lost.update(lost)
+        names = list(lost)
+        self._writer.append(
+            META_LOSS,
+            META_LOSS.rows(
+                t=[time.monotonic_ns()] * len(names),
+                stream=names,
+                reason=[reason] * len(names),
+                lost=[lost[n] for n in names],
+            ),
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._writer.size
+
+    @property
+    def events(self) -> int:
+        """Rows of all streams but ``meta.*``."""
+        return sum(n for name, n in self.rows.items() if not name.startswith("meta."))

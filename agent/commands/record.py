@@ -1,0 +1,171 @@
+"""``dsprobe record``: into a file, without a screen."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from dsprobe.agent.commands import agents
+from dsprobe.agent.commands.capture import Capture
+from dsprobe.agent.commands.errors import Failure
+from dsprobe.recordings import session, wire
+from dsprobe.recordings.connection import Connection
+from dsprobe.recordings.errors import StoreFull
+from dsprobe.recordings.live import LiveSession
+from dsprobe.recordings.writer import Writer
+
+QUEUE_BYTES = 64 << 20
+LINGER_NS = 2_000_000_000
+LAST_ROWS_SECONDS = 2.0
+
+
+def run(args: argparse.Namespace) -> int:
+    stop = _Stop()
+    path, own = wire.SOCKET, True
+    if args.probes is not None:
+        # An agent of its own, so that what runs already is left as it is.
+        path = f"{os.path.dirname(wire.SOCKET)}/record-{os.getpid()}.sock"
+    connection, own = agents.find_or_start(
+        path, "record", args.probes, LINGER_NS, history=0, queue=QUEUE_BYTES
+    )
+    try:
+        with Writer(args.output, force=args.force) as writer:
+            capture = Capture(connection, writer)
+            return _record(args, connection, capture, own, stop)
+    finally:
+        connection.close()
+
+
+class _Stop:
+    """Set by SIGINT, SIGTERM and SIGHUP, which end a recording but leave it whole."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._set)
+
+    def _set(self, *_: object) -> None:
+        self.asked = True
+
+
+def _record(
+    args: argparse.Namespace, connection: Connection, capture: Capture, own: bool, stop: _Stop
+) -> int:
+    _wait_for_probes(connection.path, capture, stop)
+    command = _start(args.command) if args.command else None
+    started = time.monotonic()
+    progress = _Progress(args.output, capture)
+    code = 0
+    try:
+        while not (stop.asked or connection.ended):
+            if args.duration and time.monotonic() - started >= args.duration / 1e9:
+                break
+            if command and command.poll() is not None:
+                break
+            capture.step(0.1)
+            progress.show()
+        if connection.ended:
+            raise Failure(f"recording ended early: {connection.ended}", exit_code=3)
+        _take_the_rest(connection, capture, own)
+    except StoreFull:
+        progress.end()
+        _finish(command, stop)
+        raise
+    progress.end()
+    code = _finish(command, stop)
+    print(f"{args.output}: {progress.summary()}", file=sys.stderr)
+    return code
+
+
+def _wait_for_probes(path: str, capture: Capture, stop: _Stop) -> None:
+    """Until each probe has said what it can see, so that a command is seen from its start."""
+    watcher = LiveSession(Connection(path, history=0, streams=()))
+    deadline = time.monotonic() + agents.READY_SECONDS
+    while not stop.asked and time.monotonic() < deadline and watcher.live:
+        capture.step(0.0)
+        if agents.wait_until_ready(watcher, 0.1):
+            break
+    for (probe, program), status in session.coverage(watcher).items():
+        if not program and status.status not in ("attached", "off"):
+            print(f"dsprobe: {probe} is {status.status}: {status.reason}", file=sys.stderr)
+    watcher.close()
+
+
+def _take_the_rest(connection: Connection, capture: Capture, own: bool) -> None:
+    """What the agent has seen until now: its last tick, or all of it where it may end."""
+    until = time.monotonic_ns()
+    deadline = time.monotonic() + LAST_ROWS_SECONDS
+    if own:
+        connection.send("stop")
+    while time.monotonic() < deadline and not connection.ended:
+        capture.step(0.05)
+        if not own and capture.last >= until:
+            break
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Run a command as the user who called sudo, where that is how we became root."""
+    uid, gid = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    try:
+        if os.geteuid() == 0 and uid and gid and uid.isdigit() and gid.isdigit() and uid != "0":
+            user = pwd.getpwuid(int(uid))
+            env = {**os.environ, "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+            groups = os.getgrouplist(user.pw_name, int(gid))
+            return subprocess.Popen(
+                command, user=int(uid), group=int(gid), extra_groups=groups, env=env
+            )
+        return subprocess.Popen(command)
+    except (OSError, KeyError) as e:
+        reason = e.strerror if isinstance(e, OSError) else f"no user {uid}"
+        raise Failure(f"{command[0]} cannot be run: {reason}") from None
+
+
+def _finish(command: subprocess.Popen[bytes] | None, stop: _Stop) -> int:
+    """The command's exit code.  It is never stopped by us: Ctrl-C has reached it as well, and where
+    recording ended for another reason it goes on, and we wait for it."""
+    if command is None:
+        return 0
+    if stop.asked:
+        try:
+            command.wait(5)
+        except subprocess.TimeoutExpired:
+            return 0
+    code = command.wait()
+    return 128 - code if code < 0 else code
+
+
+class _Progress:
+    """A line on standard error: rewritten every half second on a terminal, else not shown."""
+
+    def __init__(self, path: str, capture: Capture) -> None:
+        self._path, self._capture = path, capture
+        self._started = self._shown = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+        if not self._terminal:
+            print(f"recording into {path}; stop with Ctrl-C", file=sys.stderr)
+
+    def summary(self) -> str:
+        seconds = time.monotonic() - self._started
+        size = self._capture.size
+        lost = sum(self._capture.lost.values())
+        text = f"{seconds:.1f} s, {self._capture.events:,} rows, {size / 1e6:.2f} MB"
+        return f"{text}, {lost:,} rows lost" if lost else text
+
+    def show(self) -> None:
+        if self._terminal and time.monotonic() - self._shown >= 0.5:
+            self._shown = time.monotonic()
+            sys.stderr.write(
+                f"\r\033[Krecording into {self._path}: {self.summary()} (Ctrl-C stops)"
+            )
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._terminal:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
