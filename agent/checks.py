@@ -1,0 +1,179 @@
+"""What works on this machine: one check per function, each by trying the thing itself."""
+
+from __future__ import annotations
+
+import grp
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsprobe.agent import host
+from dsprobe.agent.server import GROUP
+from dsprobe.probes import syscalls
+from dsprobe.probes.btf import Btf, BtfError
+from dsprobe.probes.probe import BpfProbe, Probe, Unavailable
+from dsprobe.probes.registry import PROBES
+from dsprobe.probes.tracer import Tracer
+from dsprobe.recordings import wire
+from dsprobe.recordings.connection import Connection, Refused
+
+OK, LIMITED, FAILED = "ok", "limited", "failed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """``status`` is ok, limited (something is missing that the rest can do without) or failed.
+
+    ``fix`` says what to do; ``privilege`` tells that root would help.
+    """
+
+    name: str
+    status: str
+    detail: str
+    fix: str = ""
+    privilege: bool = False
+
+
+def all_checks() -> Iterator[Check]:
+    """Every check, in the order in which one depends on the other."""
+    yield _system()
+    yield _python()
+    yield _root()
+    yield _bcc()
+    yield _types()
+    yield from _mounts()
+    yield from _probes()
+    yield _agent()
+    yield _terminal()
+
+
+def _system() -> Check:
+    machine, release = platform.machine(), platform.release()
+    detail = f"Linux {release} on {machine}, {os.cpu_count()} CPUs"
+    if not syscalls.supported():
+        return Check("machine", FAILED, detail, "dsprobe runs on x86_64 and aarch64")
+    version = tuple(int(x) for x in release.split("-")[0].split(".")[:2] if x.isdigit())
+    if version < (5, 8):
+        return Check("machine", FAILED, detail, "BPF ring buffers need Linux 5.8 or later")
+    return Check("machine", OK, detail)
+
+
+def _python() -> Check:
+    detail = f"Python {platform.python_version()} at {sys.executable}"
+    return Check("python", OK, detail)
+
+
+def _root() -> Check:
+    if os.geteuid() != 0:
+        fix = "run it with sudo; replay, demo, info and dump work without"
+        return Check("root", FAILED, "not root, so nothing can be traced", fix, privilege=True)
+    effective = next(
+        int(line.split()[1], 16)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("CapEff")
+    )
+    # CAP_SYS_ADMIN (21) covers CAP_PERFMON (38) and CAP_BPF (39): capabilities(7).
+    if not effective >> 21 & 1 and not (effective >> 38 & 1 and effective >> 39 & 1):
+        fix = "give the container CAP_BPF and CAP_PERFMON, or run dsprobe on the host"
+        return Check("root", FAILED, "root without CAP_BPF and CAP_PERFMON", fix, privilege=True)
+    return Check("root", OK, "root, with the capabilities to trace")
+
+
+def _bcc() -> Check:
+    from importlib.util import find_spec
+
+    spec = find_spec("bcc")
+    if spec is None or spec.origin is None:
+        fix = "install python3-bpfcc (apt) or python3-bcc (dnf); bcc on PyPI is another project"
+        return Check("bcc", FAILED, "bcc is not installed for this Python", fix)
+    if not (Path(spec.origin).parent / "libbcc.py").exists():
+        return Check("bcc", FAILED, f"{spec.origin} is not the BPF Compiler Collection",
+                     "pip uninstall bcc, then install python3-bpfcc or python3-bcc")  # fmt: skip
+    return Check("bcc", OK, f"bcc at {Path(spec.origin).parent}; no kernel headers are needed")
+
+
+def _types() -> Check:
+    try:
+        Btf.running().offset("task_struct", "pid")
+    except BtfError as e:
+        fix = "use a kernel built with CONFIG_DEBUG_INFO_BTF, as distributions have since 2020"
+        return Check("kernel types", LIMITED, f"no type information ({e}): only softirqs", fix)
+    return Check("kernel types", OK, "/sys/kernel/btf/vmlinux")
+
+
+def _mounts() -> Iterator[Check]:
+    for kind, at in host.MOUNTS:
+        if host.mounted(kind, at):
+            yield Check(kind, OK, f"mounted at {at}")
+        else:
+            fix = f"the agent mounts it, or: mount -t {kind} {kind} {at}"
+            yield Check(kind, LIMITED, f"not mounted at {at}", fix, privilege=os.geteuid() != 0)
+
+
+def _probes() -> Iterator[Check]:
+    """Load and attach each probe for a moment, exactly as the agent does."""
+    made: list[Probe] = [kind() for kind in PROBES]
+    bpf = [p for p in made if isinstance(p, BpfProbe)]
+    if os.geteuid() == 0:
+        tracer = Tracer(bpf)
+        try:
+            found = {c.probe: c for c in tracer.load() if not c.program}
+        finally:
+            tracer.close()
+    for probe in made:
+        name = f"probe {probe.name}"
+        if isinstance(probe, BpfProbe):
+            if os.geteuid() != 0:
+                yield Check(name, LIMITED, "needs root to be tried", "run doctor with sudo",
+                            privilege=True)  # fmt: skip
+                continue
+            c = found[probe.name]
+            if c.status != "attached":
+                yield Check(name, FAILED, c.reason or c.status)
+            elif c.reason:
+                yield Check(name, LIMITED, c.reason)
+            else:
+                yield Check(name, OK, probe.doc)
+            continue
+        try:
+            probe.start()
+            yield Check(name, OK, probe.doc)
+        except Unavailable as e:
+            yield Check(name, LIMITED, str(e))
+        except (OSError, ValueError, IndexError, KeyError) as e:
+            yield Check(name, FAILED, f"cannot be read: {e}")
+
+
+def _agent() -> Check:
+    try:
+        connection = Connection(history=0, follow=False, streams=())
+    except Refused as e:
+        if os.path.exists(wire.SOCKET) and os.geteuid() != 0:
+            fix = f"add yourself to the group: groupadd -f {GROUP}; usermod -aG {GROUP} USER"
+            return Check("agent", LIMITED, str(e), fix, privilege=True)
+        return Check("agent", OK, "none runs; top and record start one")
+    pid = connection.hello.get("pid")
+    connection.close()
+    try:
+        members = f"root and group {grp.getgrnam(GROUP).gr_name}"
+    except KeyError:
+        members = f"root alone, as there is no group {GROUP}"
+    return Check("agent", OK, f"runs with PID {pid}, open to {members}")
+
+
+def _terminal() -> Check:
+    if not sys.stdout.isatty():
+        return Check("terminal", OK, "output is not a terminal; top --once works anywhere")
+    size = shutil.get_terminal_size()
+    name = os.environ.get("TERM", "")
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    detail = f"{name or 'unknown'}, {size.columns}x{size.lines}, {sys.stdout.encoding}"
+    if name in ("", "dumb"):
+        return Check("terminal", FAILED, detail, "set TERM, such as TERM=xterm-256color")
+    if encoding != "utf8":
+        return Check("terminal", LIMITED, f"{detail}: drawn in ASCII", "set LANG=C.UTF-8")
+    return Check("terminal", OK, detail)
