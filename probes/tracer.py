@@ -141,7 +141,7 @@ class Tracer:
         with ours:
             with theirs:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "dsprobe.probes.compiler", str(theirs.fileno())],
+                    [sys.executable, "-I", "-m", "dsprobe.probes.compiler", str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                 )

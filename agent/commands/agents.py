@@ -54,7 +54,7 @@ def start(
     Raises :class:`Failure`.
     """
     need_root(verb)
-    command = [sys.executable, "-m", "dsprobe.agent.commands.main", "agent", "--socket", path]
+    command = [sys.executable, "-I", "-m", "dsprobe.agent.commands.main", "agent", "--socket", path]
     command += ["--linger", f"{linger}ns"]
     if probes is not None:
         command += ["--probes", ",".join(probes)]

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 
 _NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _NS["d"] = 24 * _NS["h"]
-_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
+_NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,9})?"
 _PART = re.compile(rf"({_NUMBER})(ns|us|ms|s|m|h|d)")
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 _SIZE = re.compile(rf"({_NUMBER})\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
