@@ -73,6 +73,7 @@ class Agent:
         self._stopping = False
         self._alone_since = time.monotonic_ns()
         self._seen = False
+        self._ticks = 0
 
     # -- running ------------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Agent:
         try:
             self._begin()
             self._loop()
-            self._tick(time.monotonic_ns())
+            self._tick(time.monotonic_ns(), last=True)
             for worker in self._workers:
                 worker.stop(0.5)
                 self._publish(worker.take()[0])
@@ -164,13 +165,15 @@ class Agent:
             for stream, rows in self.tracer.drain():
                 self.hub.publish(stream, rows)
 
-    def _tick(self, now: int) -> None:
+    def _tick(self, now: int, last: bool = False) -> None:
         self._drain()
         probes: list[Probe] = [*self._quick]
         if self._loading is None:
             probes += self.tracer.probes
             self._lose(now, self.tracer.losses())
         for probe in probes:
+            if self._ticks % probe.every and not last:
+                continue
             try:
                 t = time.monotonic_ns()
                 batches = probe.collect(t)
@@ -185,12 +188,14 @@ class Agent:
             self._publish(batches)
             self._lose(t, probe.losses())
         for worker in self._workers:
-            changed = worker.ask(time.monotonic_ns())
+            due = last or self._ticks % worker.probe.every == 0
+            changed = worker.ask(time.monotonic_ns()) if due else None
             batches, coverage, losses = worker.take()
             self._cover(coverage)
             self._cover([changed] if changed else [])
             self._publish(batches)
             self._lose(now, losses)
+        self._ticks += 1
 
     def _second(self, now: int) -> None:
         self._pair_clock()

@@ -69,9 +69,10 @@ class Overhead:
     def losses(self, tracer: Tracer) -> list[Loss]:
         """Runs that the kernel skipped because a program was already running on that CPU."""
         out = []
+        costs = tracer.costs()
         for probe in tracer.probes:
             for program in probe.programs:
-                info = tracer.costs().get(program.function)
+                info = costs.get(program.function)
                 if info is None:
                     continue
                 n = info.misses - self._misses.get(program.function, 0)

@@ -45,7 +45,8 @@ class Worker:
         before, failing = time.monotonic_ns(), False
         while self._asked.get():
             try:
-                batches = self.probe.collect(time.monotonic_ns())
+                now = time.monotonic_ns()
+                batches = self.probe.collect(now)
             except (OSError, ValueError, IndexError, KeyError) as e:
                 if not failing:
                     self._given.put(Coverage(name, "", "missing", f"cannot be read: {e}"))
@@ -56,8 +57,8 @@ class Worker:
                 failing = False
                 for stream, rows in batches:
                     if "dt" in stream.by_name:
-                        rows["dt"] = rows["t"] - before
-                before = int(batches[-1][1]["t"][0]) if batches else time.monotonic_ns()
+                        rows["dt"] = now - before
+                before = now
                 self._given.put(batches)
             self._busy_since = 0
 

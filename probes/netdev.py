@@ -30,6 +30,7 @@ class Netdev(Probe):
     doc = "packets taken in, squeezed and dropped per CPU, and interface counters"
     streams = (NET_SOFTNET, NET_DEVICE)
     blocking = True
+    every = 4
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

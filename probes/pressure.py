@@ -15,6 +15,7 @@ class Pressure(Probe):
     name = "pressure"
     doc = "time lost to CPU, memory and I/O pressure (PSI)"
     streams = (CPU_PRESSURE,)
+    every = 4
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._dir = proc / "pressure"

@@ -41,6 +41,8 @@ class Probe:
     doc: ClassVar[str]
     streams: ClassVar[tuple[Stream, ...]]
     blocking: ClassVar[bool] = False
+    every: ClassVar[int] = 1
+    """Collected at every so many ticks of the agent (250 ms)."""
 
     def start(self) -> None:
         """Take a first reading, so that later ones can be differences.

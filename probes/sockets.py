@@ -58,6 +58,7 @@ class Sockets(Probe):
     doc = "TCP sockets, segments, resets and listen drops per network namespace"
     streams = (TCP_SOCKETS, META_NETNS)
     blocking = True
+    every = 4
 
     def __init__(self) -> None:
         self._spaces: dict[int, netns.Namespace] = {}
