@@ -33,6 +33,17 @@ def join(stream: Stream, parts: Sequence[Rows]) -> Rows:
     return in_order(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
+def fit(stream: Stream, rows: Rows) -> Rows:
+    """``rows`` in the dtype of ``stream``: fields that they lack are zero, others are left out."""
+    if rows.dtype == stream.dtype:
+        return rows
+    out = stream.empty(len(rows))
+    for name in rows.dtype.names or ():
+        if name in stream.by_name:
+            out[name] = rows[name]
+    return out
+
+
 def memory(stream: Stream, rows: Rows) -> int:
     """Bytes that ``rows`` take, texts included."""
     size = int(rows.nbytes)

@@ -244,20 +244,38 @@ class FileSession:
 
     # -- for whoever reads all of it -----------------------------------------------------------
 
+    def windows(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Cut ``[start, end)`` into intervals that each cover a few megabytes of rows at most."""
+        table = self._layout.table.chunks
+        table = table[np.argsort(table[:, 3], kind="stable")]
+        at, packed = start, 0
+        for length, last in table[:, [1, 3]].tolist():
+            packed += length
+            if packed >= BLOCK_BYTES and at < last < end:
+                yield at, last
+                at, packed = last, 0
+        if at < end:
+            yield at, end
+
     def blocks(self, stream: str, start: int, end: int) -> Iterator[Rows]:
         """All that :meth:`read` would give, in order, in pieces of a few megabytes."""
-        channel, declared = self._channel(stream)
-        if declared is None:
-            return
-        span = self._layout.spans[channel]
-        at, packed, until = start, 0, 0
-        for n in self._layout.table.find(channel, start, end, span).tolist():
-            _, length, _, last = self._layout.table.row(n)
-            packed, until = packed + length, max(until, last)
-            if packed >= BLOCK_BYTES and at <= until - span < end:
-                yield self.read(stream, at, until - span)
-                at, packed = until - span, 0
-        yield self.read(stream, at, end)
+        for begin, until in self.windows(start, end):
+            yield self.read(stream, begin, until)
+
+    def unreported(self, start: int, end: int) -> dict[str, int]:
+        """Rows lost in ``[start, end)``, by stream, that no row of meta.loss tells of: at least."""
+        first, last = self.span()
+        if start <= first and end > last:
+            told = self._reported()
+            missing = {name: n - told.get(name, 0) for name, n in self.lost().items()}
+            return {name: n for name, n in missing.items() if n > 0}
+        times = {offset: (a, b) for offset, _, a, b in self._layout.table.chunks.tolist()}
+        found: dict[str, int] = {}
+        for (offset, channel), n in self._bad.items():
+            stream = self._layout.channels.get(channel)
+            if stream and times[offset][1] >= start and times[offset][0] < end:
+                found[stream.name] = found.get(stream.name, 0) + n
+        return found
 
     def totals(self) -> dict[str, Total]:
         """Rows and bytes by stream; reads the whole file where its recorder left no sums."""

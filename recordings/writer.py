@@ -169,10 +169,14 @@ class Writer:
         if self._rollups and stream.name != st.ROLLUP_LANE.name:
             self._rollups.feed(stream.name, rows)
         if self._pending_bytes > CHUNK_BYTES:
-            self.flush()
+            self._commit()
 
     def flush(self) -> None:
-        """Finish the chunk: what was taken so far survives a crash of this process."""
+        """Finish the chunk: what was taken so far survives a crash of this process.
+
+        Call it where all streams have been fed up to about the same moment: roll-ups of the
+        seconds that ended 2 s before it are made here.
+        """
         self._check()
         self._take_sums(ROLLUP_SPAN)
         self._commit()

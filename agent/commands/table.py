@@ -145,7 +145,11 @@ VERBS: tuple[Verb, ...] = (
         "info",
         "say what a recording holds",
         "Exits 3 where the file is damaged or was cut off, after saying what it holds.",
-        (_file("recording to describe"), _JSON),
+        (
+            _file("recording to describe"),
+            _JSON,
+            Option(("--verify",), "verify", "also unpack everything, to find all damage"),
+        ),
     ),
     Verb(
         "dump",

@@ -1,0 +1,16 @@
+"""``dsprobe merge``: recordings of one boot of one host as one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dsprobe.agent.commands.errors import OK, PARTIAL
+from dsprobe.recordings.merge import merge
+
+
+def run(args: argparse.Namespace) -> int:
+    problems = merge(args.files, args.output, args.force)
+    for problem in problems:
+        print(f"dsprobe: {problem}", file=sys.stderr)
+    return PARTIAL if problems else OK

@@ -1,0 +1,166 @@
+"""What a recording holds, in words and plain values: for ``info`` and ``dump``."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from dsprobe.recordings import lanes, session
+from dsprobe.recordings.filesession import FileSession
+from dsprobe.recordings.model import Field, Rows, Stream
+from dsprobe.recordings.references import is_interned
+from dsprobe.recordings.rollups import COVERED
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_V4_MAPPED = bytes(10) + b"\xff\xff"
+
+
+class WallTime:
+    """Wall-clock text of monotonic moments, in the zone of the recorded host."""
+
+    def __init__(self, clock: session.Clock, facts: dict[str, str]) -> None:
+        self._clock = clock
+        try:
+            offset = timedelta(seconds=int(facts.get("utc_offset_s", "0")))
+            self._zone = timezone(offset)
+        except (ValueError, OverflowError):
+            self._zone = timezone.utc
+
+    def iso(self, t: int) -> str | None:
+        """ISO 8601 with microseconds and zone; None where the recording has no clock."""
+        wall = self._clock.to_wall(t)
+        if not wall:
+            return None
+        try:
+            when = _EPOCH + timedelta(microseconds=wall // 1000)
+            return when.astimezone(self._zone).isoformat(timespec="microseconds")
+        except (OverflowError, ValueError):
+            return None
+
+
+def info(source: FileSession) -> dict[str, Any]:
+    """What a recording holds, ready for JSON.
+
+    ``lost`` is what is known to be lost, so at least that many rows.  From the file's own sums
+    where it has them, else by reading it whole.
+    """
+    totals = source.totals()
+    facts = session.facts(source)
+    wall = WallTime(session.clock(source), facts)
+    first, last = source.span()
+    lost = source.lost()
+    zero = (0, 0)
+    streams = {
+        name: dict(zip(("rows", "bytes"), totals.get(name, zero), strict=True))
+        | {"lost": lost.get(name, 0)}
+        for name in sorted({*source.streams, *lost})
+    }
+    return {
+        "file": source.path,
+        "format": ".".join(map(str, source.format or ())),
+        "written_by": source.library,
+        "host": facts.get("host", ""),
+        "start": wall.iso(first) if last else None,
+        "end": wall.iso(last) if last else None,
+        "duration_s": (last - first) / 1e9,
+        "start_ns": first,
+        "end_ns": last,
+        "live": source.live,
+        "truncated": source.truncated,
+        "facts": facts,
+        "streams": streams,
+        "coverage": _coverage(source),
+        "problems": list(source.problems),
+    }
+
+
+def _coverage(source: FileSession) -> dict[str, Any]:
+    """State of each probe at the end, and of its programs where they have one of their own."""
+    found: dict[str, Any] = {}
+    for (probe, program), state in sorted(session.coverage(source).items()):
+        entry = found.setdefault(probe, {"status": "", "reason": ""})
+        said = {"status": state.status, "reason": state.reason}
+        if program:
+            entry.setdefault("programs", {})[program] = said
+        else:
+            entry.update(said)
+    return found
+
+
+def dump_rows(source: FileSession, stream: str, start: int, end: int) -> Iterator[dict[str, Any]]:
+    """The rows of ``stream`` in ``[start, end)`` as plain values, in order.
+
+    Enumerations and lanes read as their words, addresses as text, references as the text they
+    stand for, with the number beside it as ``<field>_id``.  ``time`` is the wall clock, where the
+    recording knows it.
+    """
+    declared = source.streams.get(stream)
+    if declared is None:
+        return
+    wall = WallTime(session.clock(source), session.facts(source))
+    columns = [(f.name, *_column(source, f)) for f in declared.fields]
+    for rows in source.blocks(stream, start, end):
+        values = [(name, suffix, read(rows[name])) for name, suffix, read in columns]
+        for i, t in enumerate(rows["t"].tolist()):
+            row: dict[str, Any] = {"t": t}
+            when = wall.iso(t)
+            if when:
+                row["time"] = when
+            for name, raw, column in values[1:]:
+                row[name] = column[i]
+                if raw is not None:
+                    row[f"{name}_id"] = int(rows[name][i])
+            yield row
+
+
+Column = Callable[[Rows], list[Any]]
+
+
+def _column(source: FileSession, f: Field) -> tuple[bool | None, Column]:
+    """How to read a column; the first is True where its number is to be shown too."""
+    if f.ref and not f.shape:
+        return True, _lookup(_names(source, f.ref))
+    if f.names and not f.shape:
+        return None, _lookup(dict(enumerate(f.names)))
+    if f.unit == "id" and f.name == "lane":
+        keys = {lane.id: lane.key for lane in lanes.LANES} | {COVERED: "covered"}
+        return True, _lookup(keys)
+    if f.unit == "address" and f.shape == 16:
+        return None, lambda column: [_address(a.tobytes()) for a in column]
+    if f.type.startswith("S"):
+        return None, lambda column: [_text(v) for v in column.tolist()]
+    return None, lambda column: [_finite(v) for v in column.tolist()]
+
+
+def _lookup(names: dict[int, str]) -> Column:
+    return lambda column: [names.get(v, v) for v in column.tolist()]
+
+
+def _names(source: FileSession, target: str) -> dict[int, str]:
+    """Text of each id of an interned stream: its first text field, the last one written."""
+    declared: Stream | None = source.streams.get(target)
+    if declared is None or not is_interned(declared):
+        return {}
+    text = next((f.name for f in declared.fields if f.is_text), "")
+    rows = source.read(target, 0, session.FOREVER)
+    return dict(zip(rows["id"].tolist(), rows[text].tolist(), strict=True)) if text else {}
+
+
+def _text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities and no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return [_finite(v) for v in value] if isinstance(value, list) else value
+
+
+def _address(raw: bytes) -> str:
+    if raw.startswith(_V4_MAPPED):
+        return str(ipaddress.IPv4Address(raw[12:]))
+    return str(ipaddress.IPv6Address(raw))

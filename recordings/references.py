@@ -1,0 +1,65 @@
+"""Which rows of the ``meta.*`` streams other rows point at, by what the declarations say.
+
+A meta stream with a field ``id`` is *interned*: it explains numbers that fields with
+``ref="meta.x"`` hold.  The other meta streams describe the session as time goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from dsprobe.recordings import streams as st
+from dsprobe.recordings.model import Rows, Stream
+
+STATE_KEYS: dict[str, tuple[str, ...]] = {
+    st.META_SESSION.name: ("key",),
+    st.META_COVERAGE.name: ("probe", "program"),
+    st.META_CLOCK.name: (),
+}
+"""Meta streams whose last row (per value of these fields) holds on until the next one."""
+
+
+def is_interned(stream: Stream) -> bool:
+    return stream.is_meta and "id" in stream.by_name
+
+
+class Needed:
+    """Collects the ids that rows refer to, by the meta stream they are of."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, set[int]] = {}
+
+    def add(self, stream: Stream, rows: Rows) -> bool:
+        """Take the references of ``rows``; whether any of them is new."""
+        new = False
+        for f in stream.fields:
+            if f.ref and len(rows):
+                held = self.ids.setdefault(f.ref, set())
+                before = len(held)
+                held.update(np.unique(rows[f.name]).tolist())
+                new |= len(held) > before
+        return new
+
+    def of(self, stream: Stream, rows: Rows) -> Rows:
+        """The rows of an interned stream that something refers to."""
+        wanted = list(self.ids.get(stream.name, ()))
+        return rows[np.isin(rows["id"], wanted)]
+
+    def close(self, interned: Mapping[str, tuple[Stream, Rows]]) -> dict[str, Rows]:
+        """Needed rows of all ``interned`` streams, with those that these in turn refer to."""
+        while True:
+            kept = {name: self.of(stream, rows) for name, (stream, rows) in interned.items()}
+            new = [self.add(interned[name][0], rows) for name, rows in kept.items()]
+            if not any(new):
+                return kept
+
+
+def last_states(rows: Rows, keys: Iterable[str]) -> Rows:
+    """The last row of each combination of ``keys`` in ordered ``rows``, in order."""
+    keys = tuple(keys)
+    if not len(rows):
+        return rows
+    last = {tuple(row[k] for k in keys): i for i, row in enumerate(rows)} if keys else {}
+    return rows[sorted(last.values())] if keys else rows[-1:]
