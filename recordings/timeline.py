@@ -131,9 +131,16 @@ class Timeline:
         values = np.full((len(self.lanes), window.count), np.nan)
         begin, end = self.session.span()
         if end > begin:
+            edges = (np.arange(window.count) + window.first) * window.width
+            inside = (edges >= begin) & (edges + window.width <= end)
             for stream, lanes in self._by_stream.items():
                 if stream in self.session.streams:
                     values[lanes] = self._stream(stream, lanes, window, begin, end)
+                    continue
+                # A stream is declared with its first row: a probe that is attached was quiet.
+                for i in lanes:
+                    if self.lanes[i].quiet:
+                        values[i, inside] = 0.0
         for i, lane in enumerate(self.lanes):
             values[i] = self._coverage.mask(lane, values[i], window)
         return values

@@ -202,9 +202,9 @@ class Player:
         self._first = self.start // self.width
         self._settle()
 
-    def mark(self, label: str) -> Marker:
-        """Remember this moment."""
-        marker = Marker(self.position, label)
+    def mark(self, label: str, t: int | None = None) -> Marker:
+        """Remember ``t``, or this moment."""
+        marker = Marker(self.position if t is None else t, label)
         self.own += (marker,)
         return marker
 

@@ -1,4 +1,4 @@
-"""What one screen shows, as plain values: computed off the render path, drawn as text or widgets."""
+"""What one screen shows, as plain values, computed off the render path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES = ("cpus", "flows", "vectors")
 @dataclass(frozen=True, eq=False)
 class LaneView:
     """One row.  ``now`` is the value under the cursor; ``scale`` is what a full bar means;
-    ``flags`` holds "lossy", "sampled", "shed"."""
+    ``flags`` holds "lossy", "sampled", "partial", "shed"."""
 
     key: str
     title: str
@@ -155,8 +155,10 @@ class Observer:
         return tuple(Marker(int(r["t"]), str(r["label"])) for r in rows)
 
     def _overhead(self, position: int) -> str:
-        rows = self.session.read(st.META_OVERHEAD.name, position - 30 * SECOND, position + SECOND)
-        if not len(rows) or not {"dt", "agent_cpu", "bpf_cpu", "rss"} <= set(rows.dtype.names):
+        since = max(position - 30 * SECOND, 0)
+        rows = self.session.read(st.META_OVERHEAD.name, since, position + SECOND)
+        needed = {"dt", "agent_cpu", "bpf_cpu", "rss"}
+        if not len(rows) or not needed <= set(rows.dtype.names or ()):
             return "?"
         row = rows[-1]
         cpu = 100.0 * (float(row["agent_cpu"]) + float(row["bpf_cpu"])) / max(int(row["dt"]), 1)
@@ -202,6 +204,8 @@ def _lane_view(curve: Curve, cursor: int, window: Window) -> LaneView:
     flags = {"lossy"} if curve.lost else set()
     if curve.status == "shed":
         flags.add("shed")
+    if curve.status == "attached" and curve.reason:
+        flags.add("partial")
     if lane.key in SAMPLED:
         flags.add("sampled")
     return LaneView(
@@ -229,7 +233,7 @@ def _ceiling(peak: float) -> float:
 
 
 def _cpus(session: Session, at: int, span: int) -> Table:
-    rows = top_cpus(session, at - span, at, TABLE_ROWS)
+    rows = top_cpus(session, max(at - span, 0), at, TABLE_ROWS)
     return Table(
         f"CPUs by net_rx, last {units.span(span)}",
         ("CPU", "runs/s", "busy", "wait P99"),
@@ -249,7 +253,7 @@ def _cpus(session: Session, at: int, span: int) -> Table:
 
 def _flows(session: Session, at: int, span: int) -> Table:
     span = max(span, FLOW_SPAN)
-    rows = top_flows(session, at - span, at, TABLE_ROWS)
+    rows = top_flows(session, max(at - span, 0), at, TABLE_ROWS)
     return Table(
         f"flows by retransmits, last {units.span(span)}",
         ("segs", "calls", "from", "to", "what", "netns"),
@@ -270,7 +274,7 @@ def _flows(session: Session, at: int, span: int) -> Table:
 
 
 def _vectors(session: Session, at: int, span: int) -> Table:
-    rows = by_vector(session, at - span, at)
+    rows = by_vector(session, max(at - span, 0), at)
     return Table(
         f"softirqs by vector, last {units.span(span)}",
         ("vector", "runs/s", "CPUs", "wait P99", "run P99"),

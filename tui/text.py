@@ -1,0 +1,48 @@
+"""One snapshot as plain text, for a pipe: no escapes, no screen."""
+
+from __future__ import annotations
+
+import time
+
+from dsprobe.recordings.session import Session
+from dsprobe.tui import units
+from dsprobe.tui.draw import Layout, lane_lines, table
+from dsprobe.tui.glyphs import Glyphs, choose
+from dsprobe.tui.lines import text_of
+from dsprobe.tui.player import Player
+from dsprobe.tui.snapshot import TABLES, Observer, Snapshot
+
+
+def once(session: Session, width: int = 100, glyphs: Glyphs | None = None) -> str:
+    """The newest moment of ``session``: header, every lane with its numbers, the tables.
+
+    Lines are at most ``width`` characters.  Characters are the locale's: ASCII where it has no
+    more.
+    """
+    glyphs = glyphs or choose()
+    session.refresh()
+    player = Player(time.monotonic_ns, *session.span(), growing=session.live, live=session.live)
+    layout = Layout.plain(max(width, 40))
+    player.resize(layout.plot)
+    player.live()
+    return render(Observer(session, player).look(), glyphs, layout)
+
+
+def render(snap: Snapshot, glyphs: Glyphs, layout: Layout) -> str:
+    """``snap`` as lines of text, each ended by a newline."""
+    facts = [snap.host, snap.date, snap.time, f"agent {snap.overhead}", f"lost {snap.lost}"]
+    lines = ["  ".join(glyphs.clean(f) for f in facts if f)]
+    lines += [f"! {glyphs.clean(problem)}" for problem in snap.problems]
+    if snap.empty:
+        lines.append("no data yet")
+    lines.append("")
+    last = f"last {units.span(snap.window.count * snap.window.width)}"
+    lines.append(f"{' lane':<{layout.title}}{'now':>8}  {'mean':>8} {'max':>8} {last}")
+    for lane in snap.lanes:
+        lines += [text_of(x) for x in lane_lines(lane, False, snap, glyphs, layout, 1)]
+    for name in TABLES:
+        shown = snap.tables[name]
+        rows = len(shown.rows[:10]) + 2 if shown.rows else 2
+        lines.append("")
+        lines += [text_of(x) for x in table(shown, glyphs, layout.width, rows)]
+    return "".join(line.rstrip() + "\n" for line in lines)
