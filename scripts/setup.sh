@@ -88,6 +88,8 @@ setup_system() {
         install python3 python3-venv python3-bpfcc ca-certificates
     elif ! has_venv; then
         die 5 "python3-venv is missing: run sudo $root/scripts/dsprobe doctor once, which installs it"
+    else
+        say "python3-bpfcc is missing, which live data needs: sudo $root/scripts/dsprobe installs it"
     fi
     [ -x "$python" ] || die 1 "there is no $python: install python3"
 }

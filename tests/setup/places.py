@@ -51,15 +51,23 @@ def folder() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def end_all(under: Path) -> None:
-    """SIGKILL every process whose root, folder, program or first words lie under ``under``."""
-    inside = str(under)
+def running(under: Path) -> dict[int, str]:
+    """Processes whose root, folder, program or first words lie under ``under``: id and words."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:3]
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             links = [os.readlink(process / name) for name in ("root", "cwd", "exe")]
-            if any(w.startswith(inside) for w in words + links):
-                os.kill(int(process.name), signal.SIGKILL)
+            if any(w.startswith(str(under)) for w in words[:3] + links):
+                found[int(process.name)] = " ".join(words)
+    return found
+
+
+def end_all(under: Path) -> None:
+    """SIGKILL what runs under ``under``."""
+    for process in running(under):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 BARE = """
