@@ -30,7 +30,13 @@ def join(stream: Stream, parts: Sequence[Rows]) -> Rows:
     parts = [p for p in parts if len(p)]
     if not parts:
         return stream.empty()
-    return in_order(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    if len(parts) == 1:
+        return in_order(parts[0])
+    if stream.dtype.hasobject:
+        return in_order(np.concatenate(parts))
+    # As opaque bytes: numpy else copies field by field, twenty times slower.
+    opaque = f"V{stream.dtype.itemsize}"
+    return in_order(np.concatenate([p.view(opaque) for p in parts]).view(stream.dtype))
 
 
 def fit(stream: Stream, rows: Rows) -> Rows:

@@ -68,11 +68,15 @@ def _by(
     return out
 
 
+def softirq_rows(session: Session, start: int, end: int) -> Rows:
+    """The rows of ``softirq.cpu`` that end in (start, end], for the tables below."""
+    return session.read(st.SOFTIRQ_CPU.name, start + 1, end + 1)
+
+
 def top_cpus(
-    session: Session, start: int, end: int, limit: int, vector: int = NET_RX
+    rows: Rows, start: int, end: int, limit: int, vector: int = NET_RX
 ) -> tuple[CpuRow, ...]:
-    """CPUs that spent the most time in ``vector`` within [start, end), busiest first."""
-    rows = session.read(st.SOFTIRQ_CPU.name, start + 1, end + 1)  # a row speaks for (t - dt, t]
+    """CPUs that spent the most time in ``vector`` within (start, end], busiest first."""
     if not _has(rows, "dt", "cpu", "vec", "count", "busy", "wait_hist"):
         return ()
     rows = rows[rows["vec"] == vector]
@@ -90,9 +94,8 @@ def top_cpus(
     )
 
 
-def by_vector(session: Session, start: int, end: int) -> tuple[VectorRow, ...]:
-    """Every vector that ran within [start, end), in the kernel's order."""
-    rows = session.read(st.SOFTIRQ_CPU.name, start + 1, end + 1)  # a row speaks for (t - dt, t]
+def by_vector(rows: Rows, start: int, end: int) -> tuple[VectorRow, ...]:
+    """Every vector that ran within (start, end], in the kernel's order."""
     if not _has(rows, "dt", "vec", "count", "busy", "wait_hist", "run_hist"):
         return ()
     n = len(st.VECTORS)

@@ -20,7 +20,7 @@ from dsprobe.recordings.session import Session
 from dsprobe.tui import units
 from dsprobe.tui.actions import BY_KEY, Action
 from dsprobe.tui.canvas import Canvas
-from dsprobe.tui.draw import Layout, Ui, draw
+from dsprobe.tui.draw import Layout, Ui, draw, shown_tables
 from dsprobe.tui.glyphs import Glyphs, choose
 from dsprobe.tui.lines import Line
 from dsprobe.tui.player import FAR, SEEK, Player
@@ -126,9 +126,10 @@ class Screen(App[None], inherit_bindings=False):
 
     def _fit(self) -> None:
         """Tell the playhead how many columns there are."""
-        width, height = self.size
+        layout = Layout.of(*self.size, self.ui.table)
+        self.observer.tables = shown_tables(self.ui, layout)
         with self.observer.lock:
-            self.player.resize(Layout.of(width, height, self.ui.table).plot)
+            self.player.resize(layout.plot)
         self.request()
 
     # -- drawing ----------------------------------------------------------------------------------
@@ -387,7 +388,7 @@ def run(
     player = Player(clock, begin, end, growing=session.live, live=start == "live", speed=speed)
     observer = Observer(session, player)
     if at is not None:
-        observer.look(())
+        observer.look()
         moment = observer.scale.parse(at, player.position, player.end)
         if moment is None:
             print(f"dsprobe: not a time: {at}; try 14:03:20, 1m30s or 40%", file=sys.stderr)

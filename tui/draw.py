@@ -100,7 +100,7 @@ def draw(snap: Snapshot, ui: Ui, glyphs: Glyphs, width: int, height: int) -> lis
     left = [axis(snap, glyphs, layout)] if layout.axis else []
     left += lanes(snap, ui, glyphs, layout)
     if layout.beside:
-        right = side(snap, ui, glyphs, layout.beside - 2, len(left))
+        right = side(snap, ui, glyphs, layout)
         rule = ((" " + glyphs.rule, "dim"),)
         left = [fit((*a, *rule, *b), width) for a, b in zip(left, right, strict=True)]
     lines += left
@@ -202,7 +202,10 @@ def lane_lines(
         text = units.quantity(lane.now, lane.unit) if lane.working else lane.status
         look = "plain" if lane.working else "bad" if lane.status == "stalled" else "warn"
         flag = "!" if "lossy" in lane.flags else "~" if lane.flags else " "
-        spans += [(f"{text[: VALUE - 1]:>{VALUE - 1}}", look), (flag + " ", "bad")]
+        spans += [
+            (f"{text[: VALUE - 1]:>{VALUE - 1}}", look),
+            (flag + " ", "bad" if flag != " " else "plain"),
+        ]
     if layout.extra:
         numbers = (units.quantity(v, lane.unit) for v in (lane.mean, lane.peak))
         spans += [("".join(f"{n:>{VALUE - 1}} " for n in numbers), "dim")]
@@ -258,14 +261,22 @@ def lane_role(key: str) -> str:
     return {"tcp": "tcp", "cpu": "cpu"}.get(family, "net")
 
 
-def side(snap: Snapshot, ui: Ui, glyphs: Glyphs, width: int, height: int) -> list[Line]:
-    """The chosen table on top, the others below it as far as there is room."""
+def shown_tables(ui: Ui, layout: Layout) -> tuple[str, ...]:
+    """The tables there is room for: the chosen one, and beside the lanes the others below it."""
+    if not layout.beside:
+        return (ui.table,) if layout.below else ()
     order = (ui.table, *(name for name in TABLES if name != ui.table))
-    count = min(len(order), max(height // 8, 1))
+    return order[: max((layout.lanes + layout.axis) // 8, 1)]
+
+
+def side(snap: Snapshot, ui: Ui, glyphs: Glyphs, layout: Layout) -> list[Line]:
+    """The tables beside the lanes, one above the other."""
+    names = shown_tables(ui, layout)
+    height = layout.lanes + layout.axis
     lines: list[Line] = []
-    for i, name in enumerate(order[:count]):
-        room = (height - len(lines)) // (count - i)
-        lines += table(snap.tables.get(name), glyphs, width, room)
+    for i, name in enumerate(names):
+        room = (height - len(lines)) // (len(names) - i)
+        lines += table(snap.tables.get(name), glyphs, layout.beside - 2, room)
     return lines
 
 

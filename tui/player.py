@@ -95,8 +95,16 @@ class Player:
 
     # -- what happens to it -----------------------------------------------------------------------
 
-    def extend(self, start: int, end: int) -> None:
-        """The session now holds [start, end]; a position that was dropped moves to the start."""
+    def extend(self, start: int, end: int, growing: bool | None = None) -> None:
+        """The session now holds [start, end]; a position that was dropped moves to the start.
+
+        One that grows no more is not live any more: the playhead stops at its end.
+        """
+        if self.growing and growing is False:
+            self.growing = False
+            if self.following:
+                self._hold()
+                self.playing = False
         empty = self.end == self.start == 0
         self.start, self.end = start, max(start, end)
         if self.following:

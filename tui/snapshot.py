@@ -10,8 +10,9 @@ import numpy as np
 
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.lanes import Values
+from dsprobe.recordings.model import Rows
 from dsprobe.recordings.session import FOREVER, Clock, Session, clock, facts
-from dsprobe.recordings.tables import by_vector, top_cpus, top_flows
+from dsprobe.recordings.tables import by_vector, softirq_rows, top_cpus, top_flows
 from dsprobe.recordings.timeline import SECOND, Curve, Timeline, Window
 from dsprobe.tui import units
 from dsprobe.tui.player import Marker, Player
@@ -92,13 +93,14 @@ class Observer:
         self.session, self.player = session, player
         self.lock = threading.Lock()
         self.relative = False
+        self.tables: tuple[str, ...] = TABLES
         self.scale = Scale(Clock(np.empty(0, np.int64), np.empty(0, np.int64), 0), 0)
         self._timeline = Timeline(session)
         self._facts: dict[str, str] = {}
         self._paired = -CLOCK_AGE
         self._tables: tuple[Any, dict[str, Table]] = (None, {})
 
-    def look(self, tables: tuple[str, ...] = TABLES) -> Snapshot:
+    def look(self) -> Snapshot:
         """Take in what is new, let the player's time pass, and compute what to show."""
         session = self.session
         session.refresh()
@@ -107,7 +109,7 @@ class Observer:
         with self.lock:
             p = self.player
             p.found = found
-            p.extend(begin, end)
+            p.extend(begin, end, session.live)
             p.tick()
             window, cursor, bucket, position = p.window(), p.cursor, p.bucket, p.position
             mode, detail, markers, following = *_mode(p), p.markers, p.following
@@ -131,7 +133,7 @@ class Observer:
             ticks=_columns(scale.ticks(window.start, window.end, 14 * window.width), window),
             markers=_columns([(m.t, m.label) for m in markers], window),
             lanes=tuple(_lane_view(curve, cursor, window) for curve in curves),
-            tables=self._look_up(tables, at, window.width),
+            tables=self._look_up(at, window.width),
             empty=end == 0,
         )
 
@@ -164,13 +166,23 @@ class Observer:
         cpu = 100.0 * (float(row["agent_cpu"]) + float(row["bpf_cpu"])) / max(int(row["dt"]), 1)
         return f"{units.digits(cpu)}% {units.size(int(row['rss']))}"
 
-    def _look_up(self, wanted: tuple[str, ...], at: int, width: int) -> dict[str, Table]:
+    def _look_up(self, at: int, width: int) -> dict[str, Table]:
+        """The tables over some seconds up to ``at``, anew when a second has passed."""
+        at -= at % SECOND if width < SECOND else 0
         span = min(max(TABLE_SPAN, width), FLOW_SPAN)
-        key = (wanted, at, span)
-        if key != self._tables[0]:
-            make = {"cpus": _cpus, "flows": _flows, "vectors": _vectors}
-            self._tables = (key, {n: make[n](self.session, at, span) for n in wanted})
-        return self._tables[1]
+        key = (self.tables, at, span)
+        if key == self._tables[0]:
+            return self._tables[1]
+        start = max(at - span, 0)
+        wanted: dict[str, Table] = {}
+        if {"cpus", "vectors"} & set(self.tables):
+            rows = softirq_rows(self.session, start, at)
+            made = {"cpus": _cpus, "vectors": _vectors}
+            wanted = {n: make(rows, start, at) for n, make in made.items() if n in self.tables}
+        if "flows" in self.tables:
+            wanted["flows"] = _flows(self.session, max(at - max(span, FLOW_SPAN), 0), at)
+        self._tables = (key, wanted)
+        return wanted
 
 
 def _mode(p: Player) -> tuple[str, str]:
@@ -232,8 +244,8 @@ def _ceiling(peak: float) -> float:
     return float(next((m * power for m in (1, 2, 5) if peak <= m * power * 1.000001), 10 * power))
 
 
-def _cpus(session: Session, at: int, span: int) -> Table:
-    rows = top_cpus(session, max(at - span, 0), at, TABLE_ROWS)
+def _cpus(softirqs: Rows, start: int, end: int) -> Table:
+    rows, span = top_cpus(softirqs, start, end, TABLE_ROWS), end - start
     return Table(
         f"CPUs by net_rx, last {units.span(span)}",
         ("CPU", "runs/s", "busy", "wait P99"),
@@ -251,9 +263,8 @@ def _cpus(session: Session, at: int, span: int) -> Table:
     )
 
 
-def _flows(session: Session, at: int, span: int) -> Table:
-    span = max(span, FLOW_SPAN)
-    rows = top_flows(session, max(at - span, 0), at, TABLE_ROWS)
+def _flows(session: Session, start: int, end: int) -> Table:
+    rows, span = top_flows(session, start, end, TABLE_ROWS), end - start
     return Table(
         f"flows by retransmits, last {units.span(span)}",
         ("segs", "calls", "from", "to", "what", "netns"),
@@ -273,8 +284,8 @@ def _flows(session: Session, at: int, span: int) -> Table:
     )
 
 
-def _vectors(session: Session, at: int, span: int) -> Table:
-    rows = by_vector(session, max(at - span, 0), at)
+def _vectors(softirqs: Rows, start: int, end: int) -> Table:
+    rows, span = by_vector(softirqs, start, end), end - start
     return Table(
         f"softirqs by vector, last {units.span(span)}",
         ("vector", "runs/s", "CPUs", "wait P99", "run P99"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dsprobe.recordings import streams as st
+from dsprobe.recordings.assemble import between, join
 from dsprobe.recordings.model import Rows, Stream
 
 NONE = np.empty(0, [("t", "<u8")])
@@ -66,10 +67,9 @@ class MemorySession:
         declared = self.streams.get(stream)
         if not frames:
             return declared.empty() if declared else NONE
-        rows = np.concatenate(frames) if len(frames) > 1 else frames[0]
-        rows = rows[(rows["t"] >= start) & (rows["t"] < end)]
+        rows = between(join(self.streams[stream], frames), start, end)
         self.reads.append((stream, start, end, len(rows)))
-        return rows[np.argsort(rows["t"], kind="stable")]
+        return rows
 
     def lost(self) -> Mapping[str, int]:
         return self.losses
