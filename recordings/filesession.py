@@ -11,9 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +20,12 @@ from dsprobe.recordings import container as c
 from dsprobe.recordings import frames
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.assemble import Sequences, between, join, memory
+from dsprobe.recordings.chunks import Chunk, Chunks
 from dsprobe.recordings.errors import RecordingError
 from dsprobe.recordings.index import File, Layout, load_summary, scan
 from dsprobe.recordings.model import Field, Rows, Stream
 
-CACHE_BYTES = 48 << 20
 META_BYTES = 32 << 20
-MAX_CHUNK_ROWS_BYTES = 32 << 20
 BLOCK_BYTES = 1 << 20  # packed bytes of chunks that one step of blocks() spans
 
 _UNKNOWN = Stream("", "", "", (Field("t", "<u8", "ns", "CLOCK_MONOTONIC"),))
@@ -40,33 +38,6 @@ class Total(NamedTuple):
     bytes: int
 
 
-class _Chunk(NamedTuple):
-    payload: bytes
-    messages: dict[int, list[c.Message]]
-
-
-class _Cache:
-    """Keeps what was used last, up to a number of bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._used = limit, 0
-        self._held: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
-
-    def get(self, key: tuple[int, int]) -> Any:
-        found = self._held.get(key)
-        if found is None:
-            return None
-        self._held.move_to_end(key)
-        return found[0]
-
-    def put(self, key: tuple[int, int], value: Any, size: int) -> None:
-        while self._held and self._used + size > self._limit:
-            self._used -= self._held.popitem(last=False)[1][1]
-        if size <= self._limit:
-            self._held[key] = (value, size)
-            self._used += size
-
-
 class FileSession:
     """A recording file; see :class:`dsprobe.recordings.session.Session`."""
 
@@ -75,12 +46,10 @@ class FileSession:
         self._fd = _open(self.path)
         try:
             self._file = File(self._fd)
-            self._cache = _Cache(CACHE_BYTES)
-            self._bad: dict[tuple[int, int], int] = {}
             self._missing: dict[str, int] | None = None
             self._meta: dict[int, list[Rows]] = {}
             self._meta_done, self._meta_bytes = 0, 0
-            self._layout = Layout(self.path)
+            self._chunks = Chunks(self._file, Layout(self.path))
             self._load()
             self._check_profile()
         except BaseException:
@@ -89,13 +58,17 @@ class FileSession:
 
     def _load(self) -> None:
         if not load_summary(self._file, self._layout):
-            self._layout = Layout(self.path)
+            self._chunks.layout = Layout(self.path)
             scan(self._file, self._layout)
             self._find_declarations()
             if self._layout.ended:
                 self._layout.problem("the index is damaged; the file was read by walking through")
         else:
             self._load_digest()
+
+    @property
+    def _layout(self) -> Layout:
+        return self._chunks.layout
 
     def _check_profile(self) -> None:
         lay = self._layout
@@ -118,10 +91,10 @@ class FileSession:
         """Declarations stand at the head of the file, and again in the chunk that first needs one:
         after damage to the head, look there."""
         for n in sorted(self._layout.table.unlisted)[:64]:
-            self._chunk(n)
+            self._chunks.get(n)
         for channel in self._layout.table.channel_ids():
             if channel not in self._layout.channels:
-                self._chunk(int(self._layout.table.holding(channel)[0]))
+                self._chunks.get(int(self._layout.table.holding(channel)[0]))
 
     # -- what a session offers ---------------------------------------------------------------
 
@@ -172,19 +145,20 @@ class FileSession:
         return tuple(said)
 
     def refresh(self) -> bool:
-        if self._layout.ended or self._file.size() <= self._layout.resume:
+        layout = self._layout
+        if layout.ended or self._file.size() <= layout.resume:
             return False
-        before = len(self._layout.table), self._layout.resume
+        before = len(layout.table), layout.resume
         if load_summary(self._file, fresh := Layout(self.path)):
-            self._layout = fresh
+            layout = self._chunks.layout = fresh
             self._meta, self._meta_done, self._meta_bytes = {}, 0, 0
             self._load_digest()
         else:
-            scan(self._file, self._layout)
+            scan(self._file, layout)
             self._find_declarations()
-            if self._layout.ended:  # its last records are being written at this moment
-                self._layout.ended = not self._locked()
-        return before != (len(self._layout.table), self._layout.resume)
+            # Its last records may be being written at this moment: then look again next time.
+            layout.ended = layout.ended and not self._locked()
+        return before != (len(layout.table), layout.resume)
 
     def span(self) -> tuple[int, int]:
         totals = [t for name, t in self._layout.totals.items() if _in_span(name) and t.get("rows")]
@@ -203,7 +177,7 @@ class FileSession:
             return between(parts[0], start, end) if parts else declared.empty()
         span = self._layout.spans[channel]
         found = self._layout.table.find(channel, start, end, span).tolist()
-        return join(declared, [between(self._rows(n, channel), start, end) for n in found])
+        return join(declared, [between(self._chunks.rows(n, channel), start, end) for n in found])
 
     def lost(self) -> Mapping[str, int]:
         """See the protocol.  A lost frame whose rows nobody counted counts as one row, so the
@@ -216,7 +190,7 @@ class FileSession:
             missing = (self._missing or {}).get(name, total.get("missing", 0))
             # Whoever dropped frames in front of the file has normally said so in meta.loss.
             lost[name] = max(counted.get(name, 0), missing) + total.get("dropped", 0)
-        for (_, channel), frames_lost in self._bad.items() if self._missing is None else ():
+        for (_, channel), frames_lost in self._chunks.lost.items() if self._missing is None else ():
             if channel in self._layout.channels:
                 name = self._layout.channels[channel].name
                 lost[name] = lost.get(name, 0) + frames_lost
@@ -271,7 +245,7 @@ class FileSession:
             return {name: n for name, n in missing.items() if n > 0}
         times = {offset: (a, b) for offset, _, a, b in self._layout.table.chunks.tolist()}
         found: dict[str, int] = {}
-        for (offset, channel), n in self._bad.items():
+        for (offset, channel), n in self._chunks.lost.items():
             stream = self._layout.channels.get(channel)
             if stream and times[offset][1] >= start and times[offset][0] < end:
                 found[stream.name] = found.get(stream.name, 0) + n
@@ -287,82 +261,30 @@ class FileSession:
         found = {s.name: Total(0, 0) for s in self._layout.channels.values()}
         sequences = Sequences()
         for n in range(len(self._layout.table)):
-            chunk = self._chunk(n)
-            for channel, messages in chunk.messages.items() if chunk else ():
-                stream = self._layout.channels.get(channel)
-                for m in messages if stream else ():
-                    found[stream.name] = _plus(found[stream.name], chunk.payload[m.start : m.end])
-                    sequences.see(stream.name, m.sequence, 32)
+            payload, by_channel = self._chunks.get(n) or Chunk(b"", {})
+            for channel, messages in by_channel.items():
+                if channel in self._layout.channels:
+                    name = self._layout.channels[channel].name
+                    for m in messages:
+                        found[name] = _plus(found[name], payload[m.start : m.end])
+                        sequences.see(name, m.sequence, 32)
         self._missing = sequences.missing
         return found
 
     def verify(self) -> bool:
         """Unpack every chunk and frame; whether all are sound (``problems`` says what is not)."""
         for n in range(len(self._layout.table)):
-            chunk = self._chunk(n)
+            chunk = self._chunks.get(n)
             for channel in chunk.messages if chunk else ():
                 if channel in self._layout.channels:
-                    self._rows(n, channel)
+                    self._chunks.rows(n, channel)
         return not self.problems
-
-    # -- chunks --------------------------------------------------------------------------------
 
     def _channel(self, name: str) -> tuple[int, Stream | None]:
         for id, stream in self._layout.channels.items():
             if stream.name == name:
                 return id, stream
         return -1, None
-
-    def _chunk(self, n: int) -> _Chunk | None:
-        """Chunk ``n`` unpacked; None where it is damaged, which is then noted once."""
-        offset, length, _, _ = self._layout.table.row(n)
-        held: _Chunk | None = self._cache.get((offset, -1))
-        if held is not None or (offset, -1) in self._bad:
-            return held
-        try:
-            if length > c.MAX_CHUNK_BYTES:
-                raise c.Damaged(f"{length} bytes of data")
-            payload = c.unpack_chunk(self._file.read(offset, length))
-            chunk = _Chunk(payload, c.messages(payload))
-            for opcode, start, end in c.records(payload):
-                if opcode == c.MESSAGE:
-                    break  # declarations come first in a chunk
-                if opcode in (c.SCHEMA, c.CHANNEL):
-                    self._layout.take(opcode, payload[start:end])
-        except c.Damaged as e:
-            self._bad[offset, -1] = 1
-            for channel in self._layout.table.members(n):
-                self._bad[offset, channel] = 1
-            self._layout.problem(f"the chunk at byte {offset} is damaged and was left out ({e})")
-            return None
-        self._cache.put((offset, -1), chunk, len(payload) + 120 * _count(chunk))
-        return chunk
-
-    def _rows(self, n: int, channel: int) -> Rows:
-        """The ordered rows that chunk ``n`` holds of ``channel``."""
-        offset = self._layout.table.row(n)[0]
-        held: Rows | None = self._cache.get((offset, channel))
-        if held is not None:
-            return held
-        stream = self._layout.channels[channel]
-        chunk = self._chunk(n)
-        parts, used, bad = [], 0, 0
-        for m in chunk.messages.get(channel, ()) if chunk else ():
-            try:
-                if used > MAX_CHUNK_ROWS_BYTES:
-                    raise frames.FrameError("more rows than a chunk may hold")
-                rows = frames.decode(stream, chunk.payload[m.start : m.end])
-            except frames.FrameError as e:
-                bad += 1
-                self._layout.problem(f"a frame of {stream.name[:64]} was left out ({e})")
-                continue
-            used += memory(stream, rows)
-            parts.append(rows)
-        if bad:
-            self._bad[offset, channel] = bad
-        rows = join(stream, parts)
-        self._cache.put((offset, channel), rows, used + 256)
-        return rows
 
     # -- meta streams --------------------------------------------------------------------------
 
@@ -412,9 +334,9 @@ class FileSession:
         return True
 
     def _collect(self, n: int, meta: set[int]) -> None:
-        chunk = self._chunk(n)
+        chunk = self._chunks.get(n)
         for channel in meta.intersection(chunk.messages) if chunk else ():
-            rows = self._rows(n, channel)
+            rows = self._chunks.rows(n, channel)
             self._meta_bytes += memory(self._layout.channels[channel], rows)
             self._meta.setdefault(channel, []).append(rows)
 
@@ -438,7 +360,7 @@ class FileSession:
         return (first, last) if last >= 0 else (0, 0)
 
     def _messages(self, n: int, channels: set[int]) -> list[c.Message]:
-        chunk = self._chunk(n)
+        chunk = self._chunks.get(n)
         return [m for ch in channels for m in chunk.messages.get(ch, ())] if chunk else []
 
 
@@ -469,7 +391,3 @@ def _plus(total: Total, data: bytes) -> Total:
         return Total(total.rows + frames.count(data), total.bytes + len(data))
     except frames.FrameError:
         return total
-
-
-def _count(chunk: _Chunk) -> int:
-    return sum(map(len, chunk.messages.values()))

@@ -97,8 +97,10 @@ class Rollups:
 
 def _holds(rows: Rows, dtype: np.dtype[Any]) -> bool:
     """Whether ``rows`` have every field that this version's lanes may ask for."""
-    mine, theirs = dtype.fields or {}, rows.dtype.fields or {}
-    return all(name in theirs and theirs[name][0] == mine[name][0] for name in mine)
+    names = dtype.names or ()
+    return set(names) <= set(rows.dtype.names or ()) and all(
+        rows.dtype[name] == dtype[name] for name in names
+    )
 
 
 def _spoken(rows: Rows, edges: lanes.Edges) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -29,20 +29,15 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import stat
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
+from typing import NoReturn
 
 import numpy as np
-import zstandard
-from mcap import records as mr
-from mcap.data_stream import RecordBuilder
-from mcap.opcode import Opcode
 
 from dsprobe.recordings import container as c
 from dsprobe.recordings import frames
@@ -51,6 +46,7 @@ from dsprobe.recordings.assemble import Sequences, join, memory
 from dsprobe.recordings.errors import RecordingError, StoreFull
 from dsprobe.recordings.frames import Frame
 from dsprobe.recordings.index import DEFAULT_SPAN
+from dsprobe.recordings.mcapout import ChunkBody, McapOut
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.rollups import Rollups
 
@@ -58,7 +54,6 @@ CHUNK_BYTES = 1 << 20  # of rows in memory: then a chunk is finished without bei
 FRAME_BYTES = 4 << 20  # of rows in memory: a frame is split there
 ROLLUP_SPAN = 60 * 10**9
 DIGEST_BYTES = 8 << 20  # of rows of one meta stream; one that outgrows it is not repeated
-LEVEL = 3
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
@@ -76,6 +71,13 @@ class _Channel:
     last: int = 0
     missing: int = 0
     dropped: int = 0
+
+    def count(self, frame: Frame) -> None:
+        self.seq = frame.seq + 1
+        self.rows += frame.n
+        self.bytes += len(frame.data)
+        self.first = min(self.first, frame.t0)
+        self.last = max(self.last, frame.t1)
 
     def total(self) -> dict[str, int]:
         names = ("rows", "bytes", "missing", "dropped")
@@ -101,22 +103,18 @@ class Writer:
         self._pending_bytes = 0
         self._gaps: dict[str, int] = {}
         self._sequences = Sequences()
-        self._undeclared: list[mr.McapRecord] = []
-        self._schemas: list[mr.McapRecord] = []
-        self._chunks: list[mr.ChunkIndex] = []
-        self._digest: dict[str, list[Rows] | None] = {}
-        self._digest_bytes: dict[str, int] = {}
+        self._digest = _Digest()
         self._rollups = Rollups() if rollups else None
         self._sums: list[Rows] = []
-        self._packer = zstandard.ZstdCompressor(level=LEVEL)
         self._full: StoreFull | None = None
-        self._offset = 0
-        self._fd = _create(self.path, force)
+        self._out = McapOut(self.path, force)
+        version = f"{c.FORMAT_MAJOR}.{c.FORMAT_MINOR}"
         try:
-            self._put(c.MAGIC + _bytes(mr.Header(c.PROFILE, _library()), _format()))
-        except StoreFull:
+            self._out.begin(_library(), c.FORMAT_RECORD, {"format": version})
+        except OSError as e:
+            self._out.close()
             os.unlink(self.path)  # nothing is in it yet, not even what it is
-            raise
+            raise RecordingError(f"{self.path}: {os.strerror(e.errno or 0)}") from None
 
     # -- what the owner calls ------------------------------------------------------------------
 
@@ -128,21 +126,9 @@ class Writer:
         self._check()
         if stream.name in self._channels:
             return
-        id = len(self._channels) + 1
         span = 2 * ROLLUP_SPAN if stream.name == st.ROLLUP_LANE.name else DEFAULT_SPAN
-        schema = mr.Schema(
-            id=id, data=stream.to_json().encode(), encoding=c.SCHEMA_ENCODING, name=stream.name
-        )
-        channel = mr.Channel(
-            id=id,
-            topic=stream.name,
-            message_encoding=c.MESSAGE_ENCODING,
-            metadata={"max_span_ns": str(span)},
-            schema_id=id,
-        )
+        id = self._out.declare(stream.name, stream.to_json(), {"max_span_ns": str(span)})
         self._channels[stream.name] = _Channel(id, stream, span)
-        self._schemas += (schema, channel)
-        self._undeclared += (schema, channel)
 
     def write(self, frame: Frame) -> None:
         """Take a frame of a declared stream, or of one this version knows.
@@ -184,23 +170,26 @@ class Writer:
     def close(self, stopped: str = "") -> None:
         """Write the end of the file.  ``stopped`` says why, where the recording should have gone
         on."""
-        if self._fd < 0:
+        if self._out.closed:
             return
         if self._rollups:
             self._sums.append(self._rollups.take(all=True))
             self._take_sums(0)
         self._commit()
-        self._put(self._ending(stopped))
-        self._release()
+        try:
+            self._finish(stopped)
+        except OSError as e:
+            self._stop(e)
+        self._out.close()
 
     def abandon(self) -> None:
         """Close without writing anything more; the file reads as cut off."""
-        self._release()
+        self._out.close()
 
     @property
     def size(self) -> int:
         """Bytes in the file so far."""
-        return self._offset
+        return self._out.offset
 
     def __enter__(self) -> Writer:
         return self
@@ -216,7 +205,7 @@ class Writer:
     def _check(self) -> None:
         if self._full is not None:
             raise self._full
-        if self._fd < 0:
+        if self._out.closed:
             raise RecordingError(f"{self.path} is closed")
 
     def _declared(self, name: str) -> Stream:
@@ -240,229 +229,92 @@ class Writer:
         """Write what is pending as one chunk; it counts only once it is in the file."""
         if not self._pending:
             return
-        declared = b""
-        if self._undeclared:
-            declared = _bytes(*self._undeclared)
-            self._put(declared)
-            self._undeclared = []
-        body = RecordBuilder()
-        body.write(declared)
-        index: dict[int, mr.MessageIndex] = {}
         taken: list[tuple[_Channel, Frame]] = []
-        for name, parts in self._pending.items():
-            channel = self._channels[name]
-            channel_index = mr.MessageIndex(channel_id=channel.id, records=[])
-            index[channel.id] = channel_index
-            seq = channel.seq + self._gaps.get(name, 0)
-            for frame in _frames(channel, seq, parts):
-                channel_index.records.append((frame.t1, body.count))
-                mr.Message(
-                    channel_id=channel.id,
-                    log_time=frame.t1,
-                    data=frame.data,
-                    publish_time=frame.t0,
-                    sequence=frame.seq & 0xFFFFFFFF,
-                ).write(body)
-                taken.append((channel, frame))
-        self._put_chunk(_end(body), index, taken)
+        try:
+            body = ChunkBody(self._out.declarations())
+            for name, parts in self._pending.items():
+                channel = self._channels[name]
+                for frame in _frames(channel, channel.seq + self._gaps.get(name, 0), parts):
+                    body.add(channel.id, frame.seq, frame.t0, frame.t1, frame.data)
+                    taken.append((channel, frame))
+            self._out.chunk(body)
+        except OSError as e:
+            self._stop(e)
         for channel, frame in taken:
-            channel.seq = frame.seq + 1
-            channel.rows += frame.n
-            channel.bytes += len(frame.data)
-            channel.first = min(channel.first, frame.t0)
-            channel.last = max(channel.last, frame.t1)
+            channel.count(frame)
         for name, parts in self._pending.items():
             self._channels[name].missing += self._gaps.pop(name, 0)
             if self._channels[name].stream.is_meta:
-                self._remember(name, parts)
+                self._digest.add(self._channels[name].stream, parts)
         self._pending, self._pending_bytes = {}, 0
 
-    def _put_chunk(
-        self, data: bytes, index: dict[int, mr.MessageIndex], taken: list[tuple[_Channel, Frame]]
-    ) -> None:
-        ends = [frame.t1 for _, frame in taken]
-        chunk = mr.Chunk(
-            compression="zstd",
-            data=self._packer.compress(data),
-            message_start_time=min(ends),
-            message_end_time=max(ends),
-            uncompressed_crc=zlib.crc32(data),
-            uncompressed_size=len(data),
-        )
-        out = RecordBuilder()
-        chunk.write(out)
-        length = out.count
-        offsets = {}
-        for id, entry in index.items():
-            offsets[id] = self._offset + out.count
-            entry.write(out)
-        where = mr.ChunkIndex(
-            message_start_time=chunk.message_start_time,
-            message_end_time=chunk.message_end_time,
-            chunk_start_offset=self._offset,
-            chunk_length=length,
-            message_index_offsets=offsets,
-            message_index_length=out.count - length,
-            compression=chunk.compression,
-            compressed_size=len(chunk.data),
-            uncompressed_size=chunk.uncompressed_size,
-        )
-        self._put(_end(out))
-        self._chunks.append(where)
-
-    def _remember(self, name: str, parts: list[Rows]) -> None:
-        """Keep rows of a meta stream for the digest."""
-        held = self._digest.setdefault(name, [])
-        if held is None:
-            return
-        held.extend(parts)
-        stream = self._channels[name].stream
-        size = self._digest_bytes.get(name, 0) + sum(memory(stream, p) for p in parts)
-        self._digest_bytes[name] = size
-        if size > DIGEST_BYTES:
-            self._digest[name] = None
-        elif len(held) > 256:
-            held[:] = [np.concatenate(held)]
-
-    # -- the end of the file -------------------------------------------------------------------
-
-    def _ending(self, stopped: str) -> bytes:
-        """Everything behind the last chunk."""
-        start = self._offset
-        out = RecordBuilder()
-        summary = RecordBuilder()
-        tail: list[mr.McapRecord] = []
-        if self._undeclared:
-            out.write(_bytes(*self._undeclared))
-        digest = self._pack_digest()
-        if digest:
-            at = out.count
-            mr.Attachment(0, 0, c.DIGEST, "application/octet-stream", digest).write(out)
-            tail.append(
-                mr.AttachmentIndex(
-                    start + at, out.count - at, 0, 0, len(digest), c.DIGEST,
-                    "application/octet-stream",
-                )
-            )  # fmt: skip
-        at = out.count
-        totals = {name: ch.total() for name, ch in self._channels.items()}
+    def _finish(self, stopped: str) -> None:
+        body = ChunkBody()
+        for name, rows in self._digest.rows().items():
+            channel = self._channels[name]
+            for frame in _frames(_Channel(channel.id, channel.stream, 1 << 62), 0, rows):
+                body.add(channel.id, frame.seq, frame.t0, frame.t1, frame.data)
+        data = body.take()
+        digest = b""
+        if 0 < len(data) <= c.MAX_CHUNK_BYTES:
+            digest = len(data).to_bytes(8, "little") + self._out.compress(data)
+        totals = {name: channel.total() for name, channel in self._channels.items()}
         said = {"streams": json.dumps(totals, separators=(",", ":"))}
         if self._rollups and self._rollups.late:
             said["rollup_late_rows"] = str(self._rollups.late)
         if stopped:
             said["stopped"] = stopped
-        mr.Metadata(c.TOTALS_RECORD, said).write(out)
-        # The format record stands right behind the header, whose length is that of its strings.
-        format_at = len(c.MAGIC) + len(_bytes(mr.Header(c.PROFILE, _library())))
-        tail += [
-            mr.MetadataIndex(format_at, len(_bytes(_format())), c.FORMAT_RECORD),
-            mr.MetadataIndex(start + at, out.count - at, c.TOTALS_RECORD),
-        ]
-        mr.DataEnd(0).write(out)
-        groups = (
-            (Opcode.SCHEMA, [r for r in self._schemas if isinstance(r, mr.Schema)]),
-            (Opcode.CHANNEL, [r for r in self._schemas if isinstance(r, mr.Channel)]),
-            (Opcode.STATISTICS, [self._statistics(bool(digest))]),
-            (Opcode.CHUNK_INDEX, self._chunks),
-            (Opcode.ATTACHMENT_INDEX, tail[:-2]),
-            (Opcode.METADATA_INDEX, tail[-2:]),
-        )
-        summary_start = start + out.count
-        offsets = []
-        for opcode, group in groups:
-            begin = summary.count
-            for record in group:
-                record.write(summary)
-            if summary.count > begin:
-                offsets.append(
-                    mr.SummaryOffset(opcode, summary_start + begin, summary.count - begin)
-                )
-        offsets_start = summary_start + summary.count
-        for offset in offsets:
-            offset.write(summary)
-        data = _end(summary)
-        head = c.HEAD.pack(c.FOOTER, 20) + summary_start.to_bytes(8, "little")
-        crc = zlib.crc32(head + offsets_start.to_bytes(8, "little"), zlib.crc32(data))
-        end = _bytes(mr.Footer(summary_start, offsets_start, crc)) + c.MAGIC
-        return _end(out) + data + end
+        self._out.finish(digest, c.TOTALS_RECORD, said)
 
-    def _pack_digest(self) -> bytes:
-        """The rows of all meta streams that were small enough, as compressed message records."""
-        body = RecordBuilder()
-        for name, held in self._digest.items():
-            channel = self._channels[name]
-            if not held:
-                continue
-            for frame in _frames(_Channel(channel.id, channel.stream, 1 << 62), 0, held):
-                mr.Message(channel.id, frame.t1, frame.data, frame.t0, frame.seq).write(body)
-        data = _end(body)
-        if len(data) > c.MAX_CHUNK_BYTES or None in self._digest.values():
-            return b""
-        return len(data).to_bytes(8, "little") + self._packer.compress(data)
-
-    def _statistics(self, digest: bool) -> mr.Statistics:
-        counts = {ch.id: ch.seq - ch.missing for ch in self._channels.values() if ch.rows}
-        return mr.Statistics(
-            attachment_count=int(digest),
-            channel_count=len(self._channels),
-            channel_message_counts=counts,
-            chunk_count=len(self._chunks),
-            message_count=sum(counts.values()),
-            metadata_count=2,
-            message_start_time=min((k.message_start_time for k in self._chunks), default=0),
-            message_end_time=max((k.message_end_time for k in self._chunks), default=0),
-            schema_count=len(self._channels),
-        )
-
-    # -- bytes ---------------------------------------------------------------------------------
-
-    def _put(self, data: bytes) -> None:
-        """Append all of ``data``, or nothing of it and raise :class:`StoreFull`."""
-        try:
-            self._write_all(data)
-        except OSError as e:
-            if e.errno not in _FULL:
-                self._release()
-                raise RecordingError(f"{self.path}: {os.strerror(e.errno or 0)}") from None
-            self._stop(os.strerror(e.errno))
-
-    def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            at = 0
-            while at < len(view):
-                at += os.pwrite(self._fd, view[at:], self._offset + at)
-        except OSError:
-            os.ftruncate(self._fd, self._offset)
-            raise
-        self._offset += len(view)
-
-    def _stop(self, why: str) -> None:
-        """The disk is full: count what is lost, try to end the file, and raise."""
+    def _stop(self, error: OSError) -> NoReturn:
+        """The disk took no more: count what is lost, try to end the file, and raise."""
+        why = os.strerror(error.errno or 0)
+        if error.errno not in _FULL:
+            self._out.close()
+            raise RecordingError(f"{self.path}: {why}") from None
         lost: dict[str, int] = {}
         for name, parts in self._pending.items():
             if name != st.ROLLUP_LANE.name:
                 lost[name] = self._channels[name].dropped = sum(map(len, parts))
+        self._pending = {}
         self._full = StoreFull(
             f"{self.path}: {why}: the recording ends here and can be read; make room and record "
             "into a new file",
             lost,
         )
-        self._pending = {}
         try:
-            self._write_all(self._ending(why))
+            self._finish(why)
         except OSError:
             pass  # it stays without an end, which readers cope with
-        self._release()
+        self._out.close()
         raise self._full
 
-    def _release(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)  # and with it the lock
-            self._fd = -1
+
+class _Digest:
+    """The rows of the meta streams, for the copy at the end of the file."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[Rows]] = {}
+        self._bytes: dict[str, int] = {}
+
+    def add(self, stream: Stream, parts: Sequence[Rows]) -> None:
+        size = self._bytes.get(stream.name, 0) + sum(memory(stream, p) for p in parts)
+        self._bytes[stream.name] = size
+        held = self._held.setdefault(stream.name, [])
+        if size > DIGEST_BYTES:
+            held.clear()
+            return
+        held.extend(parts)
+        if len(held) > 256:
+            held[:] = [np.concatenate(held)]
+
+    def rows(self) -> dict[str, list[Rows]]:
+        """By stream; nothing at all where one has too many rows, so that a copy is a whole one."""
+        whole = max(self._bytes.values(), default=0) <= DIGEST_BYTES
+        return self._held if whole else {}
 
 
-def _frames(channel: _Channel, seq: int, parts: list[Rows]) -> list[Frame]:
+def _frames(channel: _Channel, seq: int, parts: Sequence[Rows]) -> list[Frame]:
     """``parts`` as frames numbered from ``seq``, none of them too long in time or in bytes."""
     stream = channel.stream
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -470,17 +322,15 @@ def _frames(channel: _Channel, seq: int, parts: list[Rows]) -> list[Frame]:
     if int(t.max()) - int(t.min()) > channel.span:
         rows = join(stream, [rows])
         t = rows["t"].astype(np.int64)
-    made = []
     most = max(1, min(FRAME_BYTES * len(rows) // (memory(stream, rows) + 1), 1 << 18))
+    made: list[Frame] = []
     at = 0
     while at < len(rows):
         end = min(at + most, len(rows))
         if int(t[at:end].max()) - int(t[at:end].min()) > channel.span:
-            end = int(np.searchsorted(t, t[at] + channel.span, "right"))
-            end = min(end, at + most)
-        part = rows[at:end]
-        data = frames.encode(stream, part, frames.PLANES)
+            end = min(int(np.searchsorted(t, t[at] + channel.span, "right")), end)
         times = t[at:end]
+        data = frames.encode(stream, rows[at:end], frames.PLANES)
         made.append(
             Frame(stream.name, seq + len(made), int(times.min()), int(times.max()), end - at, data)
         )
@@ -488,40 +338,8 @@ def _frames(channel: _Channel, seq: int, parts: list[Rows]) -> list[Frame]:
     return made
 
 
-def _create(path: str, force: bool) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        if force and os.path.lexists(path):
-            if not stat.S_ISREG(os.lstat(path).st_mode):
-                raise RecordingError(f"{path} is not a plain file: name another one")
-            os.unlink(path)
-        fd = os.open(path, flags, 0o600)
-    except FileExistsError:
-        raise RecordingError(f"{path} exists: name another file, or use --force") from None
-    except OSError as e:
-        raise RecordingError(f"{path}: {os.strerror(e.errno or 0)}") from None
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return fd
-
-
 def _library() -> str:
     try:
         return f"dsprobe {version('dsprobe')}"
     except PackageNotFoundError:
         return "dsprobe"
-
-
-def _format() -> mr.Metadata:
-    return mr.Metadata(c.FORMAT_RECORD, {"format": f"{c.FORMAT_MAJOR}.{c.FORMAT_MINOR}"})
-
-
-def _bytes(*records: mr.McapRecord) -> bytes:
-    out = RecordBuilder()
-    for record in records:
-        record.write(out)
-    return _end(out)
-
-
-def _end(out: RecordBuilder) -> bytes:
-    data: bytes = out.end()  # type: ignore[no-untyped-call]
-    return data
