@@ -223,7 +223,8 @@ CPU_USAGE = Stream(
 
 CPU_RUNQ = Stream(
     "cpu.runq",
-    "Run-queue length per CPU, sampled; the task on the CPU counts, the idle task does not.",
+    "Run-queue length per CPU, sampled; the task on the CPU counts, the idle task does not.  A CPU"
+    " that sleeps may give no sample.",
     "perf software event cpu-clock; rq.nr_running read by BPF",
     (
         _T,
