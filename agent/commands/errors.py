@@ -41,7 +41,7 @@ def need_root(what: str) -> None:
     """
     if os.geteuid() != 0:
         raise Failure(
-            f"dsprobe {what} needs root to load BPF programs",
+            f"{what} needs root to load BPF programs",
             f"run it with sudo ({WITHOUT_ROOT})",
             PRIVILEGE,
         )

@@ -38,7 +38,7 @@ def _screen(live: LiveSession) -> int:
     return show(live, save=lambda path: save(live.name, None, path), start="live")
 
 
-def _once(live: LiveSession, width: int | None) -> int:
+def _once(live: LiveSession, width: int) -> int:
     """A few seconds of what the agent sees from when it can."""
     from dsprobe.tui.text import once
 

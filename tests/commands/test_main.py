@@ -170,6 +170,6 @@ def test_root_is_asked_for_in_one_sentence(
     if not raises:
         errors.need_root("top")
         return
-    with pytest.raises(errors.Failure, match=r"dsprobe top needs root .*replay, demo") as e:
+    with pytest.raises(errors.Failure, match=r"^top needs root .*replay, demo") as e:
         errors.need_root("top")
     assert e.value.exit_code == errors.PRIVILEGE

@@ -28,7 +28,7 @@ def debian(place: Path) -> BareDebian:
 def test_the_first_use_installs_what_is_missing_and_runs(debian: BareDebian, place: Path) -> None:
     assert not (debian.root / "usr/bin/python3").exists()
     first = debian.command("scripts/dsprobe", "top", "--once")
-    with Terminal(place, first) as t:
+    with Terminal(place, first, rows=100) as t:
         assert t.exit_code(seconds=150) == 0
         screen = t.screen()
     assert "dsprobe: installing python3 python3-venv python3-bpfcc ca-certificates" in screen
