@@ -31,7 +31,7 @@ LADDER = tuple(
 
 SETTLE = SECOND
 """Rows of one moment arrive in several frames: a live bucket closes this long after its end."""
-LATE = 5 * SECOND
+LATE = 2 * SECOND
 """A sampled stream without a row for this long has nothing to say of the time before."""
 HOUR = 3600 * SECOND
 SLAB = 10 * SECOND

@@ -17,6 +17,7 @@ BESIDE = 110
 """From this width on the tables stand beside the lanes, else one stands below them."""
 VALUE = 9
 TALLEST = 4
+READABLE = 14  # cells of a table's column, an address with its port, that are of use
 
 
 @dataclass
@@ -289,15 +290,16 @@ def table(shown: Table | None, glyphs: Glyphs, width: int, height: int) -> list[
         lines.append(fit([(" " + shown.empty, "dim")], width))
     else:
         body = [[glyphs.clean(cell) for cell in row] for row in shown.rows[: max(height - 2, 0)]]
-        widths = [
-            max(len(name), *(len(row[i]) for row in body)) if body else len(name)
-            for i, name in enumerate(shown.columns)
-        ]
+        names = list(shown.columns)
+        widths = [max(len(cell) for cell in column) for column in zip(names, *body, strict=True)]
+        # Whole columns from the right go before the others become unreadable.
+        while len(widths) > 2 and sum(min(w, READABLE) + 1 for w in widths) > width:
+            widths.pop()
         widths = squeeze(widths, width - len(widths))
-        for n, row in enumerate([list(shown.columns), *body]):
+        for n, row in enumerate([names, *body]):
             cells = [
                 f"{shorten(cell, w):>{w}}" if right else f"{shorten(cell, w):<{w}}"
-                for cell, w, right in zip(row, widths, shown.right, strict=True)
+                for cell, w, right in zip(row, widths, shown.right, strict=False)
                 if w > 0
             ]
             lines.append(fit([(" " + " ".join(cells), "plain" if n else "dim")], width))

@@ -108,9 +108,8 @@ def help_lines(scroll: int, glyphs: Glyphs, width: int, height: int) -> list[Lin
     scroll = min(max(scroll, 0), max(len(page) - height, 0))
     shown = page[scroll : scroll + height]
     if len(page) > scroll + height and shown:
-        shown[-1] = fit(
-            [(f" {text_of(shown[-1]).strip()[: max(width - 9, 0)]} (more)", "dim")], width
-        )
+        last = text_of(shown[-1]).rstrip()[: max(width - 7, 0)]
+        shown[-1] = fit([(last, "plain"), (" (more)", "dim")], width)
     return (shown + [fit([], width)] * height)[:height]
 
 

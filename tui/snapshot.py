@@ -210,7 +210,7 @@ def _lane_view(curve: Curve, cursor: int, window: Window) -> LaneView:
     known = values[np.isfinite(values)]
     peak = float(known.max()) if len(known) else np.nan
     # The newest value that is known: samples of one moment do not all arrive at once.
-    back = max(2 * SECOND // window.width, 1)
+    back = max(3 * SECOND // window.width, 1)
     recent = values[max(cursor - back, 0) : cursor + 1]
     recent = recent[np.isfinite(recent)]
     flags = {"lossy"} if curve.lost else set()
@@ -275,7 +275,7 @@ def _flows(session: Session, start: int, end: int) -> Table:
                 units.si(r.calls),
                 r.source,
                 r.destination,
-                " ".join(r.causes),
+                r.causes[0] + (f" +{len(r.causes) - 1}" if len(r.causes) > 1 else ""),
                 r.netns,
             )
             for r in rows

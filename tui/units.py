@@ -10,12 +10,14 @@ _BYTES = ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k"))
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent: 0.04, 3.14, 41.3, 812."""
+    """Three significant digits, without an exponent: <0.01, 0.04, 3.14, 41.3, 812."""
     size = abs(value)
     if size >= 99.95:
         return f"{value:.0f}"
     if size >= 9.995:
         return f"{value:.1f}"
+    if 0 < size < 0.005:
+        return "<0.01" if value > 0 else ">-0.01"
     return "0" if value == 0 else f"{value:.2f}"
 
 
