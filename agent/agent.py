@@ -18,7 +18,7 @@ from dsprobe.agent.flight import Flight
 from dsprobe.agent.hub import Hub
 from dsprobe.agent.overhead import Overhead
 from dsprobe.agent.server import Server
-from dsprobe.agent.workers import Worker
+from dsprobe.agent.workers import Worker, collect
 from dsprobe.probes.probe import Batch, BpfProbe, Loss, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
 from dsprobe.probes.tracer import Coverage, Tracer
@@ -28,6 +28,8 @@ from dsprobe.recordings import wire
 DRAIN_NS = 50_000_000
 TICK_NS = 250_000_000
 SECOND_NS = 1_000_000_000
+LAST_WORDS_SECONDS = 0.5
+"""How long the end waits for probes that may block."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Agent:
         self._off = [p for p in PROBES if p.name not in {q.name for q in probes}]
         self._workers: list[Worker] = []
         self._collected: dict[str, int] = {}
+        self._failing: set[str] = set()
         self._loading: threading.Thread | None = None
         self._loaded: list[Coverage] = []
         self._overhead = Overhead()
@@ -83,12 +86,11 @@ class Agent:
             self._begin()
             self._loop()
             self._tick(time.monotonic_ns(), last=True)
-            for worker in self._workers:
-                worker.stop(0.5)
-                self._publish(worker.take()[0])
+            self._end_workers()
             self._second(time.monotonic_ns())
         finally:
             self._overhead.close()
+            self.tracer.cancel()
             if self._loading:
                 self._loading.join()
             self.tracer.close()
@@ -118,14 +120,22 @@ class Agent:
                 probe.start()
                 self._collected[probe.name] = time.monotonic_ns()
                 self._cover([Coverage(probe.name, "", "attached")])
-            except (Unavailable, OSError) as e:
+            except Unavailable as e:
                 self._quick.remove(probe)
                 self._cover([Coverage(probe.name, "", "missing", str(e))])
+            except Exception as e:
+                self._quick.remove(probe)
+                self._cover([Coverage(probe.name, "", "missing", f"cannot be read: {e}")])
         self._workers = [Worker(p) for p in self._blocking]
 
     def _load(self) -> None:
         """On its own thread: compiling takes a while, and viewers should not wait for it."""
-        self._loaded = self.tracer.load()
+        try:
+            self._loaded = self.tracer.load()
+        except Exception as e:
+            self.tracer.close()
+            reason = f"BPF programs could not be loaded: {e}"
+            self._loaded = [Coverage(p.name, "", "missing", reason) for p in self.tracer.wanted]
 
     def _loop(self) -> None:
         drain = tick = second = time.monotonic_ns()
@@ -155,8 +165,7 @@ class Agent:
         if self._loading.is_alive():
             return False
         self._loading = None
-        now = time.monotonic_ns()
-        self._collected |= {p.name: now for p in self.tracer.probes}
+        self._collected |= self.tracer.started
         self._cover(self._loaded)
         return True
 
@@ -172,30 +181,50 @@ class Agent:
             probes += self.tracer.probes
             self._lose(now, self.tracer.losses())
         for probe in probes:
-            if self._ticks % probe.every and not last:
-                continue
-            try:
-                t = time.monotonic_ns()
-                batches = probe.collect(t)
-            except (OSError, ValueError, KeyError, IndexError) as e:
-                self._cover([Coverage(probe.name, "", "missing", f"cannot be read: {e}")])
-                self._quick = [p for p in self._quick if p is not probe]
-                continue
-            for stream, rows in batches:
-                if "dt" in stream.by_name:
-                    rows["dt"] = t - self._collected[probe.name]
-            self._collected[probe.name] = t
-            self._publish(batches)
-            self._lose(t, probe.losses())
+            if last or self._ticks % probe.every == 0:
+                self._collect(probe)
         for worker in self._workers:
-            due = last or self._ticks % worker.probe.every == 0
-            changed = worker.ask(time.monotonic_ns()) if due else None
-            batches, coverage, losses = worker.take()
-            self._cover(coverage)
-            self._cover([changed] if changed else [])
-            self._publish(batches)
-            self._lose(now, losses)
+            if last or self._ticks % worker.probe.every == 0:
+                worker.ask()
+            self._take(worker)
         self._ticks += 1
+
+    def _collect(self, probe: Probe) -> None:
+        """A reading that fails is said once; one of /proc is tried again, as it may come back."""
+        now = time.monotonic_ns()
+        try:
+            batches = collect(probe, now, self._collected[probe.name])
+            losses = probe.losses()
+        except Exception as e:
+            reason = f"cannot be read: {e}"
+            if isinstance(probe, BpfProbe):
+                self._cover(self.tracer.remove(probe, reason))
+            elif probe.name not in self._failing:
+                self._failing.add(probe.name)
+                self._cover([Coverage(probe.name, "", "missing", reason)])
+            return
+        if probe.name in self._failing:
+            self._failing.remove(probe.name)
+            self._cover([Coverage(probe.name, "", "attached", "answers again")])
+        self._collected[probe.name] = now
+        self._publish(batches)
+        self._lose(now, losses)
+
+    def _take(self, worker: Worker) -> None:
+        changed = worker.changed()
+        self._cover([changed] if changed else [])
+        batches, losses = worker.take()
+        self._publish(batches)
+        self._lose(time.monotonic_ns(), losses)
+
+    def _end_workers(self) -> None:
+        """Take what they have just been asked for; one that hangs is not waited for."""
+        for worker in self._workers:
+            worker.end()
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        for worker in self._workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+            self._take(worker)
 
     def _second(self, now: int) -> None:
         self._pair_clock()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 from dsprobe.probes.probe import Batch, Loss, Probe, Unavailable
 from dsprobe.probes.tracer import Coverage
@@ -16,82 +17,85 @@ from dsprobe.probes.tracer import Coverage
 STALLED_NS = 3_000_000_000
 
 
-class Worker:
-    """One blocking probe.  :meth:`ask` it to collect; :meth:`take` what it has since given."""
+def collect(probe: Probe, now: int, before: int) -> list[Batch]:
+    """What ``probe`` has to say of the interval ``(before, now]``."""
+    batches = probe.collect(now)
+    for stream, rows in batches:
+        if "dt" in stream.by_name:
+            rows["dt"] = now - before
+    return batches
 
-    def __init__(self, probe: Probe) -> None:
-        self.probe = probe
+
+class Worker:
+    """One blocking probe.
+
+    :meth:`ask` it to collect, :meth:`take` what it has since given, and :meth:`changed` says what
+    became of it.  ``now`` gives CLOCK_MONOTONIC ns.
+    """
+
+    def __init__(self, probe: Probe, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self.probe, self._now = probe, now
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._given: queue.SimpleQueue[list[Batch] | Coverage] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[tuple[list[Batch], list[Loss]]] = queue.SimpleQueue()
         self._busy_since = 0
-        self._stalled = False
-        self._ended = False
+        self._state = ("", "")  # as of its last answer: a word of STATUSES and the reason
+        self._said = ""
         self._thread = threading.Thread(target=self._work, name=probe.name, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
-        name = self.probe.name
-        try:
-            self.probe.start()
-        except Unavailable as e:
-            self._given.put(Coverage(name, "", "missing", str(e)))
-            self._ended = True
-            return
-        except (OSError, ValueError, IndexError, KeyError) as e:
-            self._given.put(Coverage(name, "", "missing", f"cannot be read: {e}"))
-            self._ended = True
-            return
-        self._given.put(Coverage(name, "", "attached"))
-        before, failing = time.monotonic_ns(), False
+        before = 0  # 0 until it has started
         while self._asked.get():
             try:
-                now = time.monotonic_ns()
-                batches = self.probe.collect(now)
-            except (OSError, ValueError, IndexError, KeyError) as e:
-                if not failing:
-                    self._given.put(Coverage(name, "", "missing", f"cannot be read: {e}"))
-                failing = True
-            else:
-                if failing:
-                    self._given.put(Coverage(name, "", "attached"))
-                failing = False
-                for stream, rows in batches:
-                    if "dt" in stream.by_name:
-                        rows["dt"] = now - before
-                before = now
-                self._given.put(batches)
+                if not before:
+                    self.probe.start()
+                    before = self._now()
+                else:
+                    now = self._now()
+                    self._given.put((collect(self.probe, now, before), self.probe.losses()))
+                    before = now
+                self._state = ("attached", "")
+            except Unavailable as e:
+                self._state = ("missing", str(e))
+            except Exception as e:  # whatever it is, the next reading may be a good one
+                self._state = ("missing", f"cannot be read: {e}")
             self._busy_since = 0
 
-    def ask(self, now: int) -> Coverage | None:
-        """Have it collect, unless it still is; a change of its state, where there is one."""
-        if self._ended:
-            return None
+    def ask(self) -> None:
+        """Have it collect, unless it still does."""
         if not self._busy_since:
-            self._busy_since = now
+            self._busy_since = self._now()
             self._asked.put(True)
-            if self._stalled:
-                self._stalled = False
-                return Coverage(self.probe.name, "", "attached", "answers again")
-        elif now - self._busy_since > STALLED_NS and not self._stalled:
-            self._stalled = True
-            return Coverage(self.probe.name, "", "stalled", "a read has not returned for 3 s")
-        return None
 
-    def take(self) -> tuple[list[Batch], list[Coverage], list[Loss]]:
+    def changed(self) -> Coverage | None:
+        """Its state where that is not what the last call said."""
+        since, state = self._busy_since, self._state
+        if since and self._now() - since > STALLED_NS:
+            state = ("stalled", f"a read has not returned for {STALLED_NS // 10**9} s")
+        status, reason = state
+        if status in (self._said, ""):
+            return None
+        if status == "attached" and self._said:
+            reason = "answers again"
+        self._said = status
+        return Coverage(self.probe.name, "", status, reason)
+
+    def take(self) -> tuple[list[Batch], list[Loss]]:
         """What it has given since the last call; never waits."""
         batches: list[Batch] = []
-        coverage: list[Coverage] = []
+        losses: list[Loss] = []
         while True:
             try:
-                item = self._given.get_nowait()
+                more, lost = self._given.get_nowait()
             except queue.Empty:
-                return batches, coverage, []
-            if isinstance(item, Coverage):
-                coverage.append(item)
-            else:
-                batches += item
+                return batches, losses
+            batches += more
+            losses += lost
 
-    def stop(self, seconds: float) -> None:
-        """End the thread if it answers in time; a hung one ends with the process."""
+    def end(self) -> None:
+        """Ask the thread to end after what it does now."""
         self._asked.put(False)
+
+    def join(self, seconds: float) -> None:
+        """Wait so long for it to end; a hung one ends with the process."""
         self._thread.join(seconds)

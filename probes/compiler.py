@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import re
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 _FDS_PER_MESSAGE = 100
 _MESSAGE = 1 << 20
+_PR_SET_PDEATHSIG = 1
 
 # bcc's names of the program types (BPF.RAW_TRACEPOINT ...) for each kind of attachment.
 _TYPES = {"raw_tracepoint": "RAW_TRACEPOINT", "cpu_clock": "PERF_EVENT"}
@@ -167,6 +169,7 @@ def run(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would take the answer
     sock = socket.socket(fileno=int(sys.argv[1]))
     job = json.loads(b"".join(iter(lambda: sock.recv(_MESSAGE), b"")))
     os.environ["BCC_KERNEL_SOURCE"] = str(HERE)

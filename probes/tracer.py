@@ -13,6 +13,8 @@ import platform
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,13 +80,48 @@ class _Attached:
     lost: dict[str, int] = field(default_factory=dict)
 
 
+class _Compiling:
+    """The process that compiles.  :meth:`cancel` may be called from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._cancelled = False
+
+    def start(self, sock: socket.socket) -> None:
+        with self._lock:
+            if self._cancelled:
+                raise EOFError("told to end")
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "dsprobe.probes.compiler", str(sock.fileno())],
+                pass_fds=[sock.fileno()],
+                stdin=subprocess.DEVNULL,
+                cwd="/",  # -m puts the working directory, which may be anybody's, in front
+            )
+
+    def end(self) -> None:
+        with self._lock:
+            if self._child:
+                self._child.kill()
+                self._child.wait()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._child:
+                self._child.kill()
+
+
 class Tracer:
     """The BPF probes of one agent."""
 
     def __init__(self, probes: Iterable[BpfProbe]) -> None:
-        self._wanted = list(probes)
+        self.wanted = list(probes)
+        self.started: dict[str, int] = {}
+        """When each attached probe took its first reading (CLOCK_MONOTONIC ns)."""
         self._attached: dict[str, _Attached] = {}
         self._fds: list[int] = []
+        self._compiling = _Compiling()
 
     # -- loading ------------------------------------------------------------------------------
 
@@ -97,7 +134,7 @@ class Tracer:
             btf = None
         coverage: list[Coverage] = []
         units = []
-        for probe in self._wanted:
+        for probe in self.wanted:
             try:
                 units.append(self._unit(probe, btf))
             except (Unavailable, BtfError) as e:
@@ -106,13 +143,13 @@ class Tracer:
             return coverage
         try:
             result = self._compile(units)
-        except (OSError, EOFError, subprocess.SubprocessError) as e:
+        except (OSError, EOFError, ValueError, subprocess.SubprocessError) as e:
             reason = f"BPF programs could not be compiled: {e}"
             return coverage + [Coverage(str(u["probe"]), "", "missing", reason) for u in units]
         maps = {name: Map(m["fd"], m["key_size"], m["leaf_size"], m["entries"])
                 for name, m in result["maps"].items()}  # fmt: skip
         self._fds += [m.fd for m in maps.values()]
-        for probe in self._wanted:
+        for probe in self.wanted:
             if probe.name in result["errors"]:
                 reason = result["errors"][probe.name]
                 coverage.append(Coverage(probe.name, "", "missing", reason))
@@ -139,19 +176,18 @@ class Tracer:
         }
         ours, theirs = socket.socketpair()
         with ours:
-            with theirs:
-                child = subprocess.Popen(
-                    [sys.executable, "-I", "-m", "dsprobe.probes.compiler", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                )
             try:
+                with theirs:
+                    self._compiling.start(theirs)
                 ours.settimeout(COMPILE_SECONDS)
                 compiler.send_job(ours, job)
                 return compiler.receive_result(ours)
             finally:
-                child.kill()
-                child.wait()
+                self._compiling.end()
+
+    def cancel(self) -> None:
+        """End a compilation that goes on in another thread, and start none any more."""
+        self._compiling.cancel()
 
     # -- attaching ----------------------------------------------------------------------------
 
@@ -169,6 +205,7 @@ class Tracer:
                 a.lost[name] = 0
             probe.open(maps)
         except (OSError, ValueError, KeyError) as e:
+            self._release(a)
             return [Coverage(probe.name, "", "missing", f"its maps cannot be read: {e}")]
         coverage: list[Coverage] = []
         notes: list[str] = []
@@ -177,11 +214,12 @@ class Tracer:
             status = "missing" if error else "attached"
             coverage.append(Coverage(probe.name, p.function, status, error))
             if error and p.required:
-                self._unlink(a)
-                return [*coverage, Coverage(probe.name, "", "missing", f"{p.function}: {error}")]
+                self._release(a)
+                return [coverage[-1], Coverage(probe.name, "", "missing", f"{p.function}: {error}")]
             if error:
                 notes.append(p.otherwise)
         probe.start()
+        self.started[probe.name] = time.monotonic_ns()
         self._attached[probe.name] = a
         return [*coverage, Coverage(probe.name, "", "attached", "; ".join(notes))]
 
@@ -200,11 +238,22 @@ class Tracer:
             return f"cannot be attached: {e.strerror}"
         return ""
 
-    def _unlink(self, a: _Attached) -> None:
+    def _release(self, a: _Attached) -> None:
+        """Detach its programs, then unmap its rings."""
         for links in a.links.values():
             for fd in links:
                 os.close(fd)
         a.links.clear()
+        for ring, _, _ in a.rings.values():
+            ring.close()
+
+    def remove(self, probe: BpfProbe, reason: str) -> list[Coverage]:
+        """Take all programs of a probe off while running."""
+        a = self._attached.pop(probe.name, None)
+        if a is None:
+            return []
+        self._release(a)
+        return [Coverage(probe.name, "", "missing", reason)]
 
     def detach(self, function: str, reason: str) -> list[Coverage]:
         """Take one program off while running.
@@ -218,9 +267,8 @@ class Tracer:
                 continue
             coverage = [Coverage(a.probe.name, function, "detached", reason)]
             if program.required:
-                self._unlink(a)
                 del self._attached[a.probe.name]
-                self._close_rings(a)
+                self._release(a)
                 coverage.append(
                     Coverage(a.probe.name, "", "detached", f"{function} was detached: {reason}")
                 )
@@ -273,15 +321,10 @@ class Tracer:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def _close_rings(self, a: _Attached) -> None:
-        for ring, _, _ in a.rings.values():
-            ring.close()
-
     def close(self) -> None:
         """Detach everything and let the kernel free it."""
         for a in self._attached.values():
-            self._unlink(a)
-            self._close_rings(a)
+            self._release(a)
         self._attached.clear()
         for fd in self._fds:
             with contextlib.suppress(OSError):
