@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from dsprobe.agent.commands.table import VERBS, Option, Verb
+from dsprobe.probes.registry import PROBES
 from dsprobe.recordings.streams import STREAMS
 
 
@@ -13,9 +14,7 @@ def _words(option: Option) -> tuple[str, ...]:
     if option.complete == "streams":
         return tuple(STREAMS)
     if option.complete == "probes":
-        from dsprobe.recordings.lanes import LANES
-
-        return tuple(dict.fromkeys(lane.probe for lane in LANES))
+        return tuple(probe.name for probe in PROBES)
     return option.choices
 
 

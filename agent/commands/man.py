@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from dsprobe.agent.commands.table import EXIT_CODES, SUMMARY, VERBS, Option
+from dsprobe.recordings.wire import SOCKET
 
 
 def _roff(text: str) -> str:
@@ -40,6 +41,10 @@ def page() -> str:
     for code, meaning in EXIT_CODES:
         out += [".TP", f"\\fB{code}\\fR", _roff(meaning)]
     out += [
+        ".SH FILES",
+        ".TP",
+        f"\\fI{_roff(SOCKET)}\\fR",
+        "Where the agent listens: for root, and for the group dsprobe where there is one.",
         ".SH ENVIRONMENT",
         ".TP",
         "\\fBDSPROBE_DEBUG\\fR",
