@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from dsprobe.recordings import streams as st
 
 KEPT = frozenset(s.name for s in (st.META_SESSION, st.META_STRING, st.META_NETNS, st.META_COVERAGE))
 """Streams whose rows give later rows their meaning, so age does not end them."""
 
-MAX_KEPT_BYTES = 16 << 20
+MAX_KEPT_BYTES = 4 << 20
+"""Of each of these streams: one that grows does not push out another."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +36,39 @@ class Flight:
     def __init__(self, span: int, limit: int) -> None:
         self.span, self.limit = span, limit
         self._recent: deque[Sent] = deque()
-        self._kept: deque[Sent] = deque()
-        self._kept_bytes = 0
+        self._kept: dict[str, deque[Sent]] = {name: deque() for name in KEPT}
+        self._kept_bytes = dict.fromkeys(KEPT, 0)
         self.bytes = 0
         self.full = False
         """Whether the byte limit has ever shortened the span."""
 
-    def add(self, sent: Sent) -> None:
-        if sent.stream in KEPT:
-            self._kept.append(sent)
-            self._kept_bytes += sent.cost
-            while self._kept_bytes > MAX_KEPT_BYTES:
-                self._kept_bytes -= self._kept.popleft().cost
-            return
+    def add(self, sent: Sent) -> list[Sent]:
+        """Take a frame; those that had to go for it, oldest first."""
+        name = sent.stream
+        if name in KEPT:
+            self._kept[name].append(sent)
+            self._kept_bytes[name] += sent.cost
+            while self._kept_bytes[name] > MAX_KEPT_BYTES:
+                self._kept_bytes[name] -= self._kept[name].popleft().cost
+            return []
         self._recent.append(sent)
         self.bytes += sent.cost
+        gone = []
         while self._recent and (
             self.bytes > self.limit or self._recent[0].t1 < sent.t1 - self.span
         ):
             self.full |= self.bytes > self.limit
-            self.bytes -= self._recent.popleft().cost
+            gone.append(self._recent.popleft())
+            self.bytes -= gone[-1].cost
+        return gone
+
+    def kept(self) -> Iterator[Sent]:
+        """What gives rows their meaning, whatever its age."""
+        return chain.from_iterable(self._kept.values())
 
     def since(self, t: int) -> Iterator[Sent]:
-        """What gives rows their meaning, then the frames that end at ``t`` or later."""
-        yield from self._kept
-        yield from (s for s in self._recent if s.t1 >= t)
+        """The other frames that end at ``t`` or later."""
+        return (s for s in self._recent if s.t1 >= t)
 
     @property
     def begins(self) -> int:

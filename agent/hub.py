@@ -1,8 +1,8 @@
 """The hub stamps rows into frames, remembers them and hands them to every subscriber.
 
 It never waits for a subscriber: one that does not read loses frames, which are counted, per stream,
-and told to it as soon as there is room again.  For each subscriber and stream, what was produced
-since it came equals what it was given plus what it was told it lost.
+and told to it as soon as there is room again.  For each subscriber and stream, history and what was
+produced since it came equal what it was given plus what it was told it lost.
 """
 
 from __future__ import annotations
@@ -17,48 +17,76 @@ _LOST_MESSAGE_ROOM = 4096
 
 
 class Subscriber:
-    """The queue of one viewer, at most ``limit`` bytes long.
+    """What waits for one viewer: history, then at most ``limit`` bytes of what came since.
 
-    ``backlog`` is the history it asked for; it shares its bytes with the flight ring, so it counts
-    for nothing until the ring has let go of them, and is never longer than the ring.
+    History stays the flight ring's: a frame that the ring lets go of before it was sent is lost, so
+    a viewer that does not read costs no memory but its queue.  One that does not ``follow`` gets
+    history alone.
     """
 
-    def __init__(self, limit: int, streams: frozenset[str] | None) -> None:
-        self._limit, self._streams = limit, streams
-        self.backlog: deque[bytes] = deque()
+    def __init__(
+        self, limit: int, streams: frozenset[str] | None, follow: bool, flight: Flight, since: int
+    ) -> None:
+        self._limit, self._streams, self.follow = limit, streams, follow
+        self._first = deque(s.message for s in flight.kept() if self.wants(s.stream))
+        self._history = deque(s for s in flight.since(since) if self.wants(s.stream))
         self._queue: deque[bytes] = deque()
         self.queued = 0
-        self._lost: dict[str, list[int]] = {}
+        self._missed: dict[str, list[int]] = {}  # of history: [frames, rows] by stream
+        self._lost: dict[str, list[int]] = {}  # of what came since
 
     def wants(self, stream: str) -> bool:
         return self._streams is None or stream in self._streams or stream.startswith("meta.")
 
     def offer(self, sent: Sent) -> None:
         """Queue a frame, or count it as lost."""
-        if not self.wants(sent.stream):
+        if not self.follow or not self.wants(sent.stream):
             return
         if self.queued + len(sent.message) > self._limit - _LOST_MESSAGE_ROOM:
-            lost = self._lost.setdefault(sent.stream, [0, 0])
-            lost[0] += 1
-            lost[1] += sent.rows
+            _count(self._lost, sent)
             return
         self._flush_lost()
         self.put(sent.message)
+
+    def forget(self, gone: Sent) -> None:
+        """The flight ring has let go of its oldest frame."""
+        if self._history and self._history[0] is gone:
+            _count(self._missed, self._history.popleft())
+
+    def put_first(self, message: bytes) -> None:
+        """Send a message before all that waits."""
+        self._first.appendleft(message)
 
     def put(self, message: bytes) -> None:
         """Queue a message that is not a frame."""
         self._queue.append(message)
         self.queued += len(message)
 
+    def end(self, why: str) -> None:
+        """Nothing comes any more, once all that waits has been sent."""
+        self._flush_lost()
+        self.put(wire.pack("bye", why=why))
+        self.follow = False
+
     def _flush_lost(self) -> None:
         if self._lost:
             self.put(wire.pack("lost", streams=self._lost))
             self._lost = {}
 
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`take` has anything."""
+        return bool(self._first or self._history or self._missed or self._queue or self._lost)
+
     def take(self) -> bytes | None:
         """The next message to send, if there is one."""
-        if self.backlog:
-            return self.backlog.popleft()
+        if self._first:
+            return self._first.popleft()
+        if self._history:
+            return self._history.popleft().message
+        if self._missed:
+            missed, self._missed = self._missed, {}
+            return wire.pack("lost", streams=missed)
         if not self._queue:
             self._flush_lost()  # it has caught up, so tell it now
         if not self._queue:
@@ -66,6 +94,12 @@ class Subscriber:
         message = self._queue.popleft()
         self.queued -= len(message)
         return message
+
+
+def _count(lost: dict[str, list[int]], sent: Sent) -> None:
+    pair = lost.setdefault(sent.stream, [0, 0])
+    pair[0] += 1
+    pair[1] += sent.rows
 
 
 class Hub:
@@ -86,18 +120,18 @@ class Hub:
             self._seq[stream.name] += 1
             self.produced[stream.name] += len(part)
             sent = Sent(stream.name, f.t1, f.n, wire.frame(f))
-            self.flight.add(sent)
+            gone = self.flight.add(sent)
             for s in self._subscribers:
+                for old in gone:
+                    s.forget(old)
                 s.offer(sent)
 
     def subscribe(
         self, since: int, limit: int, streams: frozenset[str] | None, follow: bool
     ) -> Subscriber:
         """A new subscriber, with the history from ``since`` on before what comes next."""
-        s = Subscriber(limit, streams)
-        s.backlog.extend(sent.message for sent in self.flight.since(since) if s.wants(sent.stream))
-        if follow:
-            self._subscribers.append(s)
+        s = Subscriber(limit, streams, follow, self.flight, since)
+        self._subscribers.append(s)
         return s
 
     def unsubscribe(self, subscriber: Subscriber) -> None:

@@ -8,6 +8,7 @@ agent to end only when it is root.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import grp
 import os
@@ -15,6 +16,8 @@ import selectors
 import socket
 import stat
 import struct
+import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,9 @@ GROUP = "dsprobe"
 MAX_VIEWERS = 32
 QUEUE_BYTES = 8 << 20
 MAX_QUEUE_BYTES = 128 << 20
+LAST_WORDS_SECONDS = 1.0
 _SEND_AT_ONCE = 1 << 20
+_SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13
 
 
 class ServerError(Exception):
@@ -41,9 +46,12 @@ class _Viewer:
         self.sock, self.uid = sock, uid
         self.receiver = wire.Receiver(wire.MAX_REQUEST)
         self.subscriber: Subscriber | None = None
-        self.follow = True
         self.pending = memoryview(b"")
         self.watches_writes = False
+
+    @property
+    def follows(self) -> bool:
+        return self.subscriber is not None and self.subscriber.follow
 
 
 class Server:
@@ -65,18 +73,19 @@ class Server:
         self._path, self._hub, self._selector, self._now = path, hub, selector, now
         self._on_mark, self._on_stop = on_mark, on_stop
         self._viewers: dict[int, _Viewer] = {}
+        self._group = _group()
         self._lock = _claim(path)
         try:
-            self._listener = _listen(path)
+            self._listener = _listen(path, self._group)
         except OSError as e:
             os.close(self._lock)
-            raise ServerError(f"{path}: {e.strerror}") from None
+            raise ServerError(f"{path}: {e.strerror or e}") from None
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     @property
     def viewers(self) -> int:
         """How many follow."""
-        return sum(v.subscriber is not None and v.follow for v in self._viewers.values())
+        return sum(v.follows for v in self._viewers.values())
 
     # -- one viewer ---------------------------------------------------------------------------
 
@@ -86,9 +95,12 @@ class Server:
         except OSError:
             return
         sock.setblocking(False)
-        uid = _peer_uid(sock)
-        if not _may_view(uid) or len(self._viewers) >= MAX_VIEWERS:
-            why = "too many viewers" if _may_view(uid) else f"only root and group {GROUP} may view"
+        uid, groups = _peer(sock)
+        allowed = uid in (0, os.geteuid()) or self._group in groups
+        if not allowed or len(self._viewers) >= MAX_VIEWERS:
+            why = f"it has {MAX_VIEWERS} viewers, and takes no more"
+            if not allowed:
+                why = f"only root and group {GROUP} may view"
             with contextlib.suppress(OSError):
                 sock.send(wire.pack("bye", why=why))
             sock.close()
@@ -118,8 +130,11 @@ class Server:
             self._hello(viewer, message)
         elif kind == "mark" and isinstance(message.get("label"), str):
             self._on_mark(message["label"][:200])
-        elif kind == "stop" and viewer.uid == 0 and self.viewers <= 1:
+        elif kind == "stop" and viewer.uid == 0 and not self._others(viewer):
             self._on_stop()
+
+    def _others(self, viewer: _Viewer) -> bool:
+        return any(v.follows for v in self._viewers.values() if v is not viewer)
 
     def _hello(self, viewer: _Viewer, message: dict[str, Any]) -> None:
         history, queue = message.get("history"), message.get("queue")
@@ -130,8 +145,8 @@ class Server:
         wanted = (
             frozenset(n for n in names if isinstance(n, str)) if isinstance(names, list) else None
         )
-        viewer.follow = message.get("follow") is not False
-        s = viewer.subscriber = self._hub.subscribe(since, limit, wanted, viewer.follow)
+        follow = message.get("follow") is not False
+        s = viewer.subscriber = self._hub.subscribe(since, limit, wanted, follow)
         f = self._hub.flight
         hello = wire.pack(
             "hello",
@@ -143,17 +158,13 @@ class Server:
             begins=f.begins,
             streams=[d.to_json() for d in STREAMS.values() if s.wants(d.name)],
         )
-        s.backlog.appendleft(hello)
+        s.put_first(hello)
         if message.get("protocol") != wire.PROTOCOL:
-            s.backlog.clear()
-            s.backlog.append(hello)
-            s.backlog.append(wire.pack("bye", why=f"this agent speaks protocol {wire.PROTOCOL}"))
-            viewer.follow = False
-            self._hub.unsubscribe(s)
-        elif viewer.follow:
-            s.backlog.append(wire.pack("live"))
+            s.end(f"this agent speaks protocol {wire.PROTOCOL}")
+        elif follow:
+            s.put(wire.pack("live"))
         else:
-            s.backlog.append(wire.pack("bye", why=""))
+            s.end("")
 
     def _send(self, viewer: _Viewer) -> None:
         """Send what the socket takes now, at most a megabyte, so that no viewer holds the loop."""
@@ -163,7 +174,7 @@ class Server:
                 if not viewer.pending:
                     message = s.take() if s else None
                     if message is None:
-                        if s and not viewer.follow:
+                        if s and not s.follow:
                             self._drop(viewer)  # it has all it asked for
                             return
                         break
@@ -176,7 +187,7 @@ class Server:
         except OSError:
             self._drop(viewer)
             return
-        more = bool(viewer.pending) or bool(s and (s.backlog or s.queued))
+        more = bool(viewer.pending) or bool(s and s.waiting)
         if more != viewer.watches_writes:
             viewer.watches_writes = more
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if more else 0)
@@ -198,44 +209,46 @@ class Server:
                 self._send(viewer)
 
     def close(self, why: str) -> None:
-        """Say good-bye, give each viewer a last second to take what it was promised, and go."""
-        for viewer in list(self._viewers.values()):
-            if viewer.subscriber and viewer.follow:
-                viewer.subscriber.put(wire.pack("bye", why=why))
-            with contextlib.suppress(OSError):
-                viewer.sock.settimeout(1.0)
-                self._finish(viewer)
-            viewer.sock.close()
-        self._viewers.clear()
+        """Say good-bye, give all viewers a last second to take what they were promised, and go."""
+        self._selector.unregister(self._listener)
         self._listener.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
+        for viewer in list(self._viewers.values()):
+            if viewer.subscriber is None:
+                self._drop(viewer)
+                continue
+            if viewer.follows:
+                viewer.subscriber.end(why)
+            self._send(viewer)
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while self._viewers and (left := deadline - time.monotonic()) > 0:
+            for key, mask in self._selector.select(left):
+                key.data(mask)
+        for viewer in list(self._viewers.values()):
+            self._drop(viewer)
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._path}.lock")
         os.close(self._lock)
 
-    def _finish(self, viewer: _Viewer) -> None:
-        if viewer.pending:
-            viewer.sock.sendall(viewer.pending)
-        while viewer.subscriber and (message := viewer.subscriber.take()) is not None:
-            viewer.sock.sendall(message)
 
-
-def _peer_uid(sock: socket.socket) -> int:
+def _peer(sock: socket.socket) -> tuple[int, set[int]]:
+    """User and groups of the other side, as the kernel noted them when it connected: names would
+    have to be looked up, and a directory service that hangs must not hang the agent."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
-    uid: int = struct.unpack("iII", data)[1]
-    return uid
+    _, uid, gid = struct.unpack("iII", data)
+    groups = {gid}
+    with contextlib.suppress(OSError):  # more groups than fit
+        groups.update(array("I", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 1024)))
+    return uid, groups
 
 
-def _may_view(uid: int) -> bool:
-    """Root, the agent's own user, and members of the group; the socket's mode says so as well."""
-    if uid in (0, os.geteuid()):
-        return True
-    import pwd
-
+def _group() -> int:
+    """The group that may view; -1 where there is none."""
     try:
-        group, user = grp.getgrnam(GROUP), pwd.getpwuid(uid)
+        return grp.getgrnam(GROUP).gr_gid
     except KeyError:
-        return False
-    return user.pw_name in group.gr_mem or user.pw_gid == group.gr_gid
+        return -1
 
 
 def _claim(path: str) -> int:
@@ -253,31 +266,48 @@ def _claim(path: str) -> int:
                 f"{directory} can be changed by other users: choose another --socket, or make it"
                 " a directory of your own with mode 0755"
             )
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        while True:
+            lock = _lock(f"{path}.lock")
+            if lock is None:
+                raise ServerError(
+                    f"an agent already listens at {path}: use it with dsprobe top, or stop it first"
+                )
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.lstat(f"{path}.lock")):
+                    return lock
+            os.close(lock)  # of an agent that took it away as it ended
     except OSError as e:
         raise ServerError(f"{directory}: {e.strerror}") from None
+
+
+def _lock(path: str) -> int | None:
+    """The locked file; None where somebody else holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise ServerError(
-            f"an agent already listens at {path}: use it with dsprobe top, or stop it first"
-        ) from None
-    return lock
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
 
 
-def _listen(path: str) -> socket.socket:
+def _listen(path: str, group: int) -> socket.socket:
     """A listening socket, mode 0660, of the group where there is one."""
     with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "exists and is no socket: choose another --socket")
         os.unlink(path)  # of an agent that was killed: the lock says that none lives
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     old = os.umask(0o177)
     try:
         sock.bind(path)
+        if group >= 0:
+            os.chown(path, -1, group)
+            os.chmod(path, 0o660)
+        sock.listen(MAX_VIEWERS)
+    except OSError:
+        sock.close()
+        raise
     finally:
         os.umask(old)
-    with contextlib.suppress(KeyError, PermissionError):
-        os.chown(path, -1, grp.getgrnam(GROUP).gr_gid)
-        os.chmod(path, 0o660)
-    sock.listen(MAX_VIEWERS)
     return sock

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -43,16 +45,21 @@ class Connection:
         self.ended = ""
         """Why the connection is over; empty while it is not."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.settimeout(HELLO_SECONDS)
         try:
             self._sock.connect(path)
+            self._check_peer()
         except (FileNotFoundError, ConnectionRefusedError):
             self._sock.close()
             raise Refused(f"no agent listens at {path}: start one with dsprobe agent") from None
+        except BlockingIOError:  # more wait to be taken than it listens for
+            self._sock.close()
+            raise Refused(f"the agent at {path} does not answer: restart it") from None
         except OSError as e:
             self._sock.close()
             code = NO_PRIVILEGE if isinstance(e, PermissionError) else EXIT_ERROR
             fix = "; run this as root or as a member of group dsprobe" if code != EXIT_ERROR else ""
-            raise Refused(f"{path}: {e.strerror}{fix}", code) from None
+            raise Refused(f"{path}: {e.strerror or e}{fix}", code) from None
         self._receiver = wire.Receiver(wire.MAX_MESSAGE)
         self._waiting: list[dict[str, Any]] = []
         self.send(
@@ -68,6 +75,14 @@ class Connection:
         except (KeyError, TypeError, SchemaError) as e:
             self.close()
             raise Refused(f"the agent at {path} declares no usable streams: {e}") from None
+
+    def _check_peer(self) -> None:
+        """Believe only what root or our own user says (SO_PEERCRED, unix(7))."""
+        data = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+        uid = struct.unpack("iII", data)[1]
+        if uid not in (0, os.geteuid()):
+            self._sock.close()
+            raise Refused(f"the agent at {self.path} is neither root's nor yours: name another one")
 
     def _hello(self) -> dict[str, Any]:
         deadline = time.monotonic() + HELLO_SECONDS
@@ -95,11 +110,10 @@ class Connection:
         return self._sock.fileno()
 
     def send(self, kind: str, **body: Any) -> None:
-        """Send a message; an agent that has gone is noticed at the next :meth:`receive`."""
-        try:
+        """Send a message; an agent that has gone is noticed at the next :meth:`receive`, as it may
+        have said why."""
+        with contextlib.suppress(OSError):
             self._sock.sendall(wire.pack(kind, **body))
-        except OSError as e:
-            self.ended = self.ended or f"the agent has gone ({e.strerror})"
 
     def receive(self, seconds: float = 0.0, limit: int = 16 << 20) -> Iterator[dict[str, Any]]:
         """Messages that have come, about ``limit`` bytes, waiting up to ``seconds`` for the first.
@@ -124,8 +138,10 @@ class Connection:
                         self.ended = str(message.get("why") or "that is all")
                         return
                     yield message
+            except ConnectionResetError:
+                self.ended = "the agent has gone"
             except OSError as e:
-                self.ended = f"the connection broke: {os.strerror(e.errno or 0)}"
+                self.ended = f"the connection broke: {e.strerror or e}"
             except wire.WireError as e:
                 self.ended = f"the agent sent what is no message ({e})"
 

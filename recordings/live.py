@@ -21,6 +21,7 @@ from dsprobe.recordings.model import Field, Rows, Stream
 _KEPT_ALWAYS = frozenset(
     s.name for s in (st.META_SESSION, st.META_STRING, st.META_NETNS, st.META_COVERAGE)
 )
+_KEPT_FRAMES = 1 << 14  # of each; about what the agent keeps
 _UNKNOWN = Stream("", "", "", (Field("t", "<u8", "ns", "CLOCK_MONOTONIC"),))
 
 
@@ -95,7 +96,7 @@ class LiveSession:
         if kind == "live":
             self.caught_up = True
         elif kind == "lost":
-            self._take_lost(message.get("streams"))
+            self._lost.update(wire.to_lost(message))
         elif kind == "frame":
             try:
                 frame = wire.to_frame(message)
@@ -105,21 +106,16 @@ class LiveSession:
             if frame.stream in self._held:
                 self._add(frame)
 
-    def _take_lost(self, lost: Any) -> None:
-        if not isinstance(lost, dict):
-            return
-        for stream, pair in lost.items():
-            if isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, int) for v in pair):
-                self._lost[stream] += max(pair[1], 0)
-
     def _add(self, frame: Frame) -> None:
         self._sequences.see(frame.stream, frame.seq)
         if frame.stream == st.META_LOSS.name:
             for row in self._decode(_Held(frame)):
                 self._lost[str(row["stream"])] += int(row["lost"])
-        held = _Held(frame)
-        self._held[frame.stream].append(held)
+        held, stream = _Held(frame), self._held[frame.stream]
+        stream.append(held)
         if frame.stream in _KEPT_ALWAYS:
+            if len(stream) > _KEPT_FRAMES:
+                stream.popleft()
             return
         self._bytes += held.cost
         if not frame.stream.startswith("meta."):
@@ -129,13 +125,21 @@ class LiveSession:
 
     def _trim(self, before: int) -> None:
         for name, held in self._held.items():
-            if name in _KEPT_ALWAYS:
-                continue
-            while held and (held[0].frame.t1 < before or self._bytes > self._limit):
-                gone = held.popleft()
-                self._bytes -= gone.cost
-                if not name.startswith("meta."):
-                    self._first = max(self._first, gone.frame.t1)
+            while held and held[0].frame.t1 < before and name not in _KEPT_ALWAYS:
+                self._drop(name)
+        while self._bytes > self._limit:
+            oldest = min(
+                (held[0].frame.t1, name)
+                for name, held in self._held.items()
+                if held and name not in _KEPT_ALWAYS
+            )
+            self._drop(oldest[1])
+
+    def _drop(self, name: str) -> None:
+        gone = self._held[name].popleft()
+        self._bytes -= gone.cost
+        if not name.startswith("meta."):
+            self._first = max(self._first, gone.frame.t1)
 
     def _decode(self, held: _Held) -> Rows:
         if held.rows is None:

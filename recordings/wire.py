@@ -57,10 +57,22 @@ def to_frame(message: dict[str, Any]) -> Frame:
     return f
 
 
+def to_lost(message: dict[str, Any]) -> dict[str, int]:
+    """Rows by stream that a ``lost`` message tells of; what makes no sense in it is left out."""
+    streams = message.get("streams")
+    lost = {}
+    for stream, pair in streams.items() if isinstance(streams, dict) else ():
+        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], int) and pair[1] > 0:
+            lost[str(stream)] = min(pair[1], 1 << 62)
+    return lost
+
+
 class Receiver:
-    """Bytes in, messages out; memory is bounded by ``limit`` whatever the other side sends."""
+    """Bytes in, messages out, of at most ``limit`` bytes each."""
 
     def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._fed = self._taken = 0
         self._unpacker = msgpack.Unpacker(
             max_buffer_size=2 * limit,
             max_bin_len=limit,
@@ -73,11 +85,17 @@ class Receiver:
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         """The whole messages that ``data`` completes.  Raises :class:`WireError`."""
         try:
+            # The unpacker keeps what it has made of a message so far, and bounds only bytes it has
+            # not looked at: a message without end would grow without end.
+            self._fed += len(data)
             self._unpacker.feed(data)
             for message in self._unpacker:
+                self._taken = self._unpacker.tell()
                 if not isinstance(message, dict) or not isinstance(message.get("m"), str):
                     raise WireError("not a message")
                 yield message
+            if self._fed - self._taken > self._limit:
+                raise WireError(f"a message of more than {self._limit} bytes")
         except WireError:
             raise
         except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as e:

@@ -50,11 +50,8 @@ class Capture:
         kind = message["m"]
         if kind == "live":
             self.caught_up = True
-        elif kind == "lost" and isinstance(message.get("streams"), dict):
-            self._lose(
-                {str(s): int(pair[1]) for s, pair in message["streams"].items()},
-                "the recorder did not read fast enough",
-            )
+        elif kind == "lost":
+            self._lose(wire.to_lost(message), "the recorder did not read fast enough")
         elif kind == "frame":
             try:
                 frame = wire.to_frame(message)
