@@ -82,12 +82,12 @@ class Chunks:
         return chunk
 
     def _learn(self, payload: bytes) -> None:
-        """Take the declarations, which come first in a chunk, in case those in the file's head are
-        damaged."""
+        """Take the declarations, which come first in a chunk: those in the file's head are under
+        no checksum."""
         for opcode, start, end in c.records(payload):
             if opcode not in (c.SCHEMA, c.CHANNEL):
                 break
-            self.layout.take(opcode, payload[start:end])
+            self.layout.take(opcode, payload[start:end], sure=True)
 
     def rows(self, n: int, channel: int) -> Rows:
         """The ordered rows that chunk ``n`` holds of ``channel``."""

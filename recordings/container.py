@@ -20,8 +20,8 @@ MAGIC = b"\x89MCAP0\r\n"
 HEADER, FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, CHUNK_INDEX = range(1, 9)
 ATTACHMENT, ATTACHMENT_INDEX, STATISTICS, METADATA, METADATA_INDEX, SUMMARY_OFFSET = range(9, 15)
 DATA_END = 15
-OPCODES = frozenset((*range(HEADER, DATA_END + 1), *range(0x80, 0x100)))
-"""Opcodes that exist or that the specification leaves to private use."""
+PRIVATE = 0x80
+"""Opcodes from here on are left to private use; a later minor version may have some."""
 
 PROFILE = "dsprobe"
 SCHEMA_ENCODING = "dsprobe.stream+json"
@@ -112,6 +112,11 @@ class Fields:
         except UnicodeDecodeError:
             raise Damaged("text that is not UTF-8") from None
 
+    def done(self) -> None:
+        """Nothing may follow: a length that was damaged must not swallow the next record."""
+        if self.at != len(self.data):
+            raise Damaged("a record longer than its fields")
+
     def map(self) -> dict[str, str]:
         end = self.u4() + self.at
         if end > len(self.data):
@@ -141,23 +146,40 @@ class Channel(NamedTuple):
 def header(content: bytes) -> tuple[str, str]:
     """Profile and library."""
     f = Fields(content)
-    return f.text(), f.text()
+    profile, library = f.text(), f.text()
+    f.done()
+    return profile, library
 
 
 def schema(content: bytes) -> Schema:
     f = Fields(content)
     id, name, encoding = f.u2(), f.text(), f.text()
-    return Schema(id, name, encoding, f.take(f.u4()))
+    data = f.take(f.u4())
+    f.done()
+    return Schema(id, name, encoding, data)
 
 
 def channel(content: bytes) -> Channel:
     f = Fields(content)
-    return Channel(f.u2(), f.u2(), f.text(), f.text(), f.map())
+    found = Channel(f.u2(), f.u2(), f.text(), f.text(), f.map())
+    f.done()
+    return found
 
 
 def metadata(content: bytes) -> tuple[str, dict[str, str]]:
     f = Fields(content)
-    return f.text(), f.map()
+    name, data = f.text(), f.map()
+    f.done()
+    return name, data
+
+
+def message_index(content: bytes) -> int:
+    """The channel it is of."""
+    f = Fields(content)
+    channel = f.u2()
+    f.take(f.u4())
+    f.done()
+    return channel
 
 
 def attachment(content: bytes) -> tuple[str, bytes]:
@@ -169,6 +191,7 @@ def attachment(content: bytes) -> tuple[str, bytes]:
     data = f.take(f.u8())
     if zlib.crc32(content[: f.at]) != f.u4():
         raise Damaged("a wrong checksum")
+    f.done()
     return name, data
 
 

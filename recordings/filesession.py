@@ -47,6 +47,7 @@ class FileSession:
         try:
             self._file = File(self._fd)
             self._missing: dict[str, int] | None = None
+            self._declared: set[int] = set()
             self._meta: dict[int, list[Rows]] = {}
             self._meta_done, self._meta_bytes = 0, 0
             self._chunks = Chunks(self._file, Layout(self.path))
@@ -88,13 +89,15 @@ class FileSession:
             lay.problem("the head of the file is damaged and nothing readable follows it")
 
     def _find_declarations(self) -> None:
-        """Declarations stand at the head of the file, and again in the chunk that first needs one:
-        after damage to the head, look there."""
-        for n in sorted(self._layout.table.unlisted)[:64]:
+        """Declarations stand at the head of the file, and again under the checksum of the chunk
+        that first needs one: without a summary, look there."""
+        table = self._layout.table
+        new = set(table.channel_ids()) - self._declared
+        for n in {int(table.holding(channel)[0]) for channel in new}:
             self._chunks.get(n)
-        for channel in self._layout.table.channel_ids():
-            if channel not in self._layout.channels:
-                self._chunks.get(int(self._layout.table.holding(channel)[0]))
+        for n in sorted(table.unlisted)[:64]:
+            self._chunks.get(n)
+        self._declared |= new
 
     # -- what a session offers ---------------------------------------------------------------
 
@@ -104,6 +107,8 @@ class FileSession:
         return not self._layout.ended and self._locked()
 
     def _locked(self) -> bool:
+        if self._fd < 0:
+            return False
         try:
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(self._fd, fcntl.LOCK_UN)

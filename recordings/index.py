@@ -147,15 +147,18 @@ class Layout:
         elif sentence not in self.problems:
             self.more_problems += 1
 
-    def take(self, opcode: int, content: bytes) -> None:
-        """Learn from a record that is not a chunk; raises :class:`container.Damaged`."""
+    def take(self, opcode: int, content: bytes, sure: bool = False) -> None:
+        """Learn from a record that is not a chunk; raises :class:`container.Damaged`.
+
+        ``sure``: a checksum has been compared, so what it declares replaces what is known.
+        """
         if opcode == c.HEADER:
             self.profile, self.library = c.header(content)
         elif opcode == c.SCHEMA:
             found = c.schema(content)
             self._schemas[found.id] = found
         elif opcode == c.CHANNEL:
-            self._channel(c.channel(content))
+            self._channel(c.channel(content), sure)
         elif opcode == c.METADATA:
             name, data = c.metadata(content)
             if name == c.FORMAT_RECORD:
@@ -163,9 +166,9 @@ class Layout:
             elif name == c.TOTALS_RECORD:
                 self._totals(data)
 
-    def _channel(self, ch: c.Channel) -> None:
+    def _channel(self, ch: c.Channel, sure: bool) -> None:
         schema = self._schemas.get(ch.schema)
-        if ch.id in self.channels or schema is None:
+        if (ch.id in self.channels and not sure) or schema is None:
             return
         if schema.encoding != c.SCHEMA_ENCODING or ch.encoding != c.MESSAGE_ENCODING:
             self.problem(f"channel {ch.topic[:64]!r} is not written by dsprobe and was skipped")
@@ -176,7 +179,10 @@ class Layout:
         except (SchemaError, ValueError) as e:
             self.problem(f"stream {ch.topic[:64]!r} has an unreadable declaration ({e})")
             return
-        if any(s.name == stream.name for s in self.channels.values()):
+        before = self.channels.get(ch.id, stream)
+        if before != stream:
+            self.problem("the head of the file is damaged")
+        if any(s.name == stream.name and id != ch.id for id, s in self.channels.items()):
             self.problem(f"stream {stream.name[:64]!r} is declared twice; the first one counts")
             return
         self.channels[ch.id] = stream
@@ -296,6 +302,9 @@ def _load(file: File, layout: Layout, summary: bytes) -> None:
         layout.take(opcode, record[c.HEAD.size :])
 
 
+_SMALL = frozenset((c.HEADER, c.SCHEMA, c.CHANNEL, c.METADATA, c.MESSAGE_INDEX))
+
+
 class _Scan:
     """One walk over the records from ``layout.resume`` on."""
 
@@ -340,28 +349,37 @@ class _Scan:
             return 0
         opcode, content = c.HEAD.unpack(start)
         length = int(content) + c.HEAD.size
-        if opcode not in c.OPCODES or at + length > self.size:
+        if at + length > self.size:
             return 0
         if opcode != c.MESSAGE_INDEX:
             self.settle(sure=True)
         try:
             if opcode == c.CHUNK:
                 head = c.chunk_head(self.file.peek(at, c.CODEC_OFFSET + 64), length)
-                self.pending = (at, length, head)
-            elif opcode == c.MESSAGE_INDEX:
-                self.members.append(int.from_bytes(self.file.peek(at + c.HEAD.size, 2), "little"))
-            elif opcode in (c.DATA_END, c.FOOTER):
-                self.layout.ended = True
-            elif opcode in (c.ATTACHMENT, c.MESSAGE) or opcode >= 0x80:
+                self.pending, self.members = (at, length, head), []
+            elif opcode >= c.PRIVATE:
                 self.skipped += 1
-            elif content > c.MAX_RECORD_BYTES:
+                self.layout.problem("records of an unknown kind were skipped")
+            elif opcode == c.ATTACHMENT and content <= c.MAX_CHUNK_BYTES:
+                self.skipped += 1
+                c.attachment(self.file.read(at + c.HEAD.size, content))
+            elif opcode == c.DATA_END and content == 4:
+                self.layout.ended = True
+            elif opcode not in _SMALL or content > c.MAX_RECORD_BYTES:
                 return 0
+            elif opcode == c.MESSAGE_INDEX:
+                self.members.append(c.message_index(self.content(at, content)))
             else:
                 self.skipped += opcode not in (c.SCHEMA, c.CHANNEL)
-                self.layout.take(opcode, self.file.read(at + c.HEAD.size, content))
+                self.layout.take(opcode, self.content(at, content))
         except c.Damaged:
             return 0
         return length
+
+    def content(self, at: int, n: int) -> bytes:
+        """The ``n`` bytes of content of the record at ``at``."""
+        get = self.file.peek if n < 1 << 15 else self.file.read
+        return get(at + c.HEAD.size, n)
 
     def search(self, at: int) -> int:
         """Where the next sound chunk begins at or after ``at``; -1 if there is none."""

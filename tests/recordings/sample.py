@@ -132,8 +132,6 @@ def same(a: Rows, b: Rows) -> bool:
     if a.dtype != b.dtype or len(a) != len(b):
         return False
     return all(
-        a[n].tolist() == b[n].tolist()
-        if a.dtype[n].hasobject
-        else a[n].tobytes() == b[n].tobytes()
+        a[n].tolist() == b[n].tolist() if a.dtype[n].hasobject else a[n].tobytes() == b[n].tobytes()
         for n in a.dtype.names or ()
     )
