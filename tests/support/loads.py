@@ -47,6 +47,17 @@ def udp_sink(ns: Namespace, port: int = 9) -> Iterator[socket.socket]:
         sock.close()
 
 
+def udp_socket(ns: Namespace, to: tuple[str, int]) -> socket.socket:
+    """A UDP socket of ``ns``, connected to ``to`` (IPv4)."""
+
+    def connected() -> socket.socket:
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        s.connect(to)
+        return s
+
+    return ns.call(connected)
+
+
 def udp_flood(
     pair: Pair, seconds: float, *, cpu: int = -1, per_second: float = 0, payload: int = SMALLEST
 ) -> Flood:

@@ -100,6 +100,11 @@ class Pair:
     left: Namespace
     right: Namespace
 
+    @property
+    def reversed(self) -> Pair:
+        """The same pair, seen from the other side."""
+        return Pair(self.right, self.left)
+
 
 @contextmanager
 def pair(*, segmentation: bool = True) -> Iterator[Pair]:

@@ -16,15 +16,18 @@ from tests.support.netns import Pair
 
 Step = Callable[[], None]
 
+_PORT = 10
+
 
 @contextmanager
 def churn(pair: Pair, folder: Path) -> Iterator[None]:
     """Until the block ends: NET_RX (datagrams), BLOCK (direct writes to a file in ``folder``, which
     must lie on a block device), RCU (files and sockets opened and closed), NET_TX (a shaper that
-    runs dry), HRTIMER (a paced TCP stream); TIMER and SCHED come with the CPUs being busy.
+    runs dry, on the way from left to right), HRTIMER (a paced TCP stream); TIMER and SCHED come
+    with the CPUs being busy.
     """
     steps: list[Step] = []
-    with udp_sink(pair.right) as _, tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with udp_sink(pair.right, _PORT), tempfile.TemporaryDirectory(dir=folder) as scratch:
         # tbf wakes its queue by NET_TX when tokens have grown (net/sched/sch_api.c, watchdog).
         tbf = ("rate", "20mbit", "burst", "3000", "latency", "20ms")
         pair.left.run("tc", "qdisc", "add", "dev", pair.left.device, "root", "tbf", *tbf)
@@ -56,7 +59,7 @@ def churn(pair: Pair, folder: Path) -> Iterator[None]:
 
 def _datagrams(pair: Pair) -> Step:
     sock = pair.left.call(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-    to = (pair.right.ipv4, 9)
+    to = (pair.right.ipv4, _PORT)
 
     def step() -> None:
         sock.sendto(b"x" * 800, to)  # blocks when the shaper's queue is full
