@@ -31,8 +31,9 @@ def facts() -> dict[str, str]:
 
 def mounted(kind: str, at: str) -> bool:
     """Whether a file system of ``kind`` is mounted ``at`` (proc_mounts(5))."""
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    return any(line.split()[1:3] == [at, kind] for line in lines)
+    # As bytes: anybody may have mounted something at a place whose name is not UTF-8.
+    lines = Path("/proc/self/mounts").read_bytes().split(b"\n")
+    return any(line.split(b" ")[1:3] == [at.encode(), kind.encode()] for line in lines)
 
 
 def mount_missing() -> list[str]:

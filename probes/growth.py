@@ -6,11 +6,21 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dsprobe.recordings.model import Rows, Stream
 
 Reading = Mapping[str, Any]
 """Values by field name; a field that is absent is 0."""
+
+
+def _fit(values: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """``values`` as ``dtype``; whole numbers that it does not hold become the nearest it does, as
+    kernels have been seen to print a -1 as 2**64 - 1."""
+    if dtype.kind in "iu":
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        values = [min(max(v, low), high) for v in values]
+    return np.array(values, dtype)
 
 
 class Growth:
@@ -38,13 +48,13 @@ class Growth:
         rows = self._stream.empty(len(keys))
         rows["t"] = now
         for f in self._plain:
-            rows[f] = [readings[k].get(f, 0) for k in keys]
+            rows[f] = _fit([readings[k].get(f, 0) for k in keys], rows[f].dtype)
         moved = np.full(len(keys), idle)
         for f in self._counters:
-            new = np.array([readings[k].get(f, 0) for k in keys], np.int64)
-            old = np.array([before[k].get(f, 0) for k in keys], np.int64)
-            grown = np.where(new >= old, new - old, 0 if self._wobbles else new)
+            new = _fit([readings[k].get(f, 0) for k in keys], np.dtype(np.uint64))
+            old = _fit([before[k].get(f, 0) for k in keys], np.dtype(np.uint64))
+            grown = np.where(new >= old, new - old, np.uint64(0) if self._wobbles else new)
             moved |= grown > 0
-            rows[f] = grown
+            rows[f] = np.minimum(grown, np.iinfo(rows[f].dtype).max)
         moving: Rows = rows[moved]
         return moving

@@ -6,9 +6,8 @@ first, the CPU number in the 13th column since Linux 5.10) and /proc/PID/net/dev
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any
 
 from dsprobe.probes import netns
 from dsprobe.probes.growth import Growth, Reading
@@ -23,6 +22,20 @@ _COLUMNS = {
     "rx_bytes": 0, "rx_packets": 1, "rx_errors": 2, "rx_dropped": 3,
     "tx_bytes": 8, "tx_packets": 9, "tx_errors": 10, "tx_dropped": 11,
 }  # fmt: skip
+
+
+def devices(dev: str) -> Iterator[tuple[bytes, dict[str, int]]]:
+    """Name and counters of each interface in the text of /proc/net/dev.
+
+    Only a new line ends a line: a name may hold any byte but space, colon and slash
+    (net/core/dev.c, dev_valid_name), so also what str.splitlines takes for the end of one.
+    """
+    for line in dev.split("\n")[2:]:
+        name, colon, values = line.partition(":")
+        if colon:
+            columns = [int(v) for v in values.split()]
+            device = name.lstrip(" ").encode(errors="surrogateescape")
+            yield device, {f: columns[i] for f, i in _COLUMNS.items()}
 
 
 class Netdev(Probe):
@@ -56,12 +69,8 @@ class Netdev(Probe):
         out: dict[Hashable, Reading] = {}
         for inode, ns in self._spaces.items():
             texts = netns.read(ns, "dev")
-            for line in texts[0].splitlines()[2:] if texts else ():
-                name, _, values = line.partition(":")
-                columns = [int(v) for v in values.split()]
-                reading: dict[str, Any] = {f: columns[i] for f, i in _COLUMNS.items()}
-                reading["netns"], reading["device"] = inode, name.strip().encode()[:16]
-                out[inode, name.strip()] = reading
+            for name, counters in devices(texts[0]) if texts else ():
+                out[inode, name] = {"netns": inode, "device": name, **counters}
         return out
 
     def collect(self, now: int) -> list[Batch]:

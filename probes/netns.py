@@ -40,11 +40,14 @@ def discover(proc: Path = Path("/proc"), named: Path = NAMED) -> dict[int, Names
                 inode = int(os.readlink(proc / entry / "ns" / "net")[5:-1])
                 pids.setdefault(inode, []).append(int(entry))
     paths: dict[int, str] = {}
+    ours = os.stat(proc / "self/ns/net")
     with contextlib.suppress(OSError):
         for entry in os.listdir(named):
             with contextlib.suppress(OSError):
-                paths[os.stat(named / entry).st_ino] = str(named / entry)
-    host = os.stat(proc / "self/ns/net").st_ino
+                found = os.stat(named / entry)
+                if found.st_dev == ours.st_dev:  # else a plain file, left behind by its owner
+                    paths[found.st_ino] = str(named / entry)
+    host = ours.st_ino
     with contextlib.suppress(OSError):
         host = os.stat(proc / "1/ns/net").st_ino
     return {
@@ -71,6 +74,8 @@ def _name(
 def read(ns: Namespace, *files: str, proc: Path = Path("/proc")) -> list[str] | None:
     """The text of files of /proc/net in ``ns``; None when the namespace has gone.
 
+    Bytes that are not UTF-8 are kept as surrogates: names of interfaces may be any bytes.
+
     Each process is checked to live in the namespace still, through one open directory, so that a
     PID used again cannot pass off another namespace's numbers.
     """
@@ -96,7 +101,10 @@ def _directory(path: Path) -> Iterator[int]:
 def _text(path: str, directory: int | None = None) -> str:
     fd = os.open(path, os.O_RDONLY, dir_fd=directory)
     with open(fd, "rb") as f:
-        return f.read(MAX_FILE).decode(errors="replace")
+        data = f.read(MAX_FILE)
+    if len(data) == MAX_FILE:
+        data = data[: data.rfind(b"\n") + 1]  # whole lines only
+    return data.decode(errors="surrogateescape")
 
 
 def _inside(ns: Namespace, files: tuple[str, ...]) -> list[str] | None:
