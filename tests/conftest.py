@@ -35,6 +35,11 @@ def no_bpf() -> str:
     return ""
 
 
+def no_root() -> str:
+    """Why this cannot be tried here; empty where we are root."""
+    return "" if os.geteuid() == 0 else "needs root"
+
+
 @functools.cache
 def no_netns() -> str:
     """Why network namespaces cannot be made here; empty where they can."""
@@ -61,6 +66,7 @@ def no_setup() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     tools = [name for mark in item.iter_markers("tools") for name in mark.args]
     reasons = [
+        no_root() if item.get_closest_marker("root") else "",
         no_bpf() if item.get_closest_marker("bpf") else "",
         no_netns() if item.get_closest_marker("netns") else "",
         no_setup() if item.get_closest_marker("setup") else "",
