@@ -255,8 +255,11 @@ class Timeline:
         if len(rows) and {"lane", "value"} <= set(rows.dtype.names or ()):
             at = rows["t"].astype(np.int64) // SECOND - window.first
             bare[at] = False
+            whole = at[(number[at] * SECOND >= begin) & ((number[at] + 1) * SECOND <= end)]
             for i, lane in enumerate(self.lanes):
                 of = rows["lane"] == lane.id
+                if lane.quiet:
+                    values[i, whole] = 0.0  # summed up, without a row that speaks for it
                 values[i, at[of]] = rows["value"][of]
                 values[i] = self._coverage.mask(lane, values[i], window)
         for first, stop in _runs(bare):
