@@ -79,6 +79,7 @@ class Screen(App[None], inherit_bindings=False):
 
     def on_mount(self) -> None:
         self._events = asyncio.get_running_loop()
+        self.app_resume_signal.subscribe(self, lambda _: self._repaint())
         self._canvas.focus()
         self.watcher.start()
         self.request()
@@ -151,7 +152,7 @@ class Screen(App[None], inherit_bindings=False):
             return [((" " * width, "plain"),)] * height
         if self.watcher.waiting() > STALLED:
             length = units.span(int(self.watcher.waiting()) * 1_000_000_000)
-            silent = f"stalled: {snapshot.source} gives no answer for {length}"
+            silent = f"stalled for {length}: no answer from {snapshot.source}"
             snapshot = replace(snapshot, problems=(silent, *snapshot.problems))
         lines = draw(snapshot, self.ui, self.glyphs, width, height)
         if self.prompt is not None:
@@ -300,9 +301,10 @@ class Screen(App[None], inherit_bindings=False):
         self._repaint()
 
     def _repaint(self) -> None:
+        """Write every cell anew: another program may have written over them."""
         self._canvas.lines = []
         self.refresh(layout=True)
-        self._canvas.refresh()
+        self.paint()
 
     def _do_suspend(self) -> None:
         try:

@@ -63,6 +63,8 @@ def changed(old: Line, new: Line, gap: int = 12) -> list[tuple[int, int]]:
     if len(a) != len(b):
         return [(0, len(b))]
     differ = np.flatnonzero(a != b)
+    if not len(differ):
+        return []
     breaks = np.flatnonzero(np.diff(differ) > gap)
     starts = differ[np.concatenate([[0], breaks + 1])]
     stops = differ[np.concatenate([breaks, [len(differ) - 1]])] + 1

@@ -24,7 +24,7 @@ def zone_of(name: str) -> tzinfo | None:
         return timezone.utc
     try:
         return ZoneInfo(name) if "/" in name else None
-    except (ValueError, OSError):
+    except (KeyError, ValueError, OSError):  # not in the database, or there is none
         return None
 
 

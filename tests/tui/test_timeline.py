@@ -66,9 +66,7 @@ def test_a_bucket_is_the_sum_of_its_rows() -> None:
 
 
 moves = some.lists(
-    some.tuples(
-        some.integers(0, 3), some.integers(0, 6), some.floats(0, 1), some.integers(1, 120)
-    ),
+    some.tuples(some.integers(0, 3), some.integers(0, 6), some.floats(0, 1), some.integers(1, 120)),
     min_size=1,
     max_size=12,
 )
@@ -124,7 +122,7 @@ def test_a_refresh_reads_the_newest_rows_only() -> None:
 
 
 def test_a_closed_bucket_is_not_computed_again_when_the_ring_has_dropped_its_rows() -> None:
-    session, scenario = live(60)
+    session, _ = live(60)
     timeline = Timeline(session)
     window = at(BOOT + 20 * SECOND, SECOND, 10)
     before = values(timeline, "net_rx.worst", window)
@@ -187,7 +185,9 @@ def test_a_lane_says_why_it_is_missing() -> None:
     curves = Timeline(nothing).curves(at(0, SECOND, 5))
     assert curves[INDEX["cpu.busy"]].status == "missing"
     assert curves[INDEX["cpu.busy"]].reason
-    assert np.isnan(curves[INDEX["tcp.retransmits"]].values[1:]).all(), "nobody said it was attached"
+    assert np.isnan(curves[INDEX["tcp.retransmits"]].values[1:]).all(), (
+        "nobody said it was attached"
+    )
 
 
 def test_a_stream_of_another_version_costs_its_lane_and_nothing_else() -> None:

@@ -1,0 +1,75 @@
+"""The one table of actions, and what is made of it."""
+
+from __future__ import annotations
+
+from dsprobe.tui.actions import ACTIONS, BY_KEY, as_markdown, keys_of, matching
+from dsprobe.tui.glyphs import ASCII, BLOCKS
+from dsprobe.tui.lines import text_of
+from dsprobe.tui.prompt import Prompt, help_page, prompt_lines
+
+
+def test_no_key_means_two_things() -> None:
+    keys = [key for action in ACTIONS for key in action.keys]
+    assert len(keys) == len(set(keys))
+    assert len({a.id for a in ACTIONS}) == len(ACTIONS)
+    assert BY_KEY["q"].id == BY_KEY["ctrl+c"].id == "quit"
+
+
+def test_the_keys_of_the_field_are_there() -> None:
+    wanted = {
+        "q": "quit", "?": "help", "space": "pause", "/": "filter", ":": "palette", "h": "back",
+        "j": "down", "k": "up", "l": "forward", "+": "zoom_in", "-": "zoom_out", "[": "back",
+        "]": "forward", "t": "step", "T": "step_back", "<": "slower", ">": "faster",
+        "r": "reverse", "b": "jump", "g": "start", "G": "end", "m": "mark", "s": "save",
+        "ctrl+l": "repaint", "left": "back", "shift+left": "far_back",
+    }  # fmt: skip
+    assert {key: BY_KEY[key].id for key in wanted} == wanted
+
+
+def test_help_and_documentation_name_every_action_and_key() -> None:
+    page = "\n".join(text_of(line) for line in help_page(BLOCKS, 100))
+    markdown = as_markdown()
+    for action in ACTIONS:
+        assert action.title in page
+        assert keys_of(action) in page
+        assert action.title in markdown
+    assert all(text_of(x).isascii() for x in help_page(ASCII, 100))
+
+
+def test_the_palette_finds_by_words_in_any_order() -> None:
+    assert [a.id for a in matching("columns longer")] == ["zoom_out"]
+    assert matching("") == list(ACTIONS)
+    assert matching("no such thing") == []
+
+
+def test_the_prompt_edits_a_line() -> None:
+    prompt = Prompt("jump")
+    for key in "14:03x":
+        assert prompt.key(key, key) == "open"
+    prompt.key("backspace", None)
+    assert prompt.text == "14:03"
+    prompt.key("left", None)
+    prompt.key("ctrl+u", "\x15")
+    assert prompt.text == ""
+    prompt.insert("a b\nc" + "x" * 5000)
+    assert prompt.text.startswith("a b c")
+    assert len(prompt.text) == 1024
+    prompt.key("ctrl+w", "\x17")
+    assert prompt.text == "a b"
+    assert prompt.key("enter", "\r") == "done"
+    assert prompt.key("escape", "\x1b") == "cancel"
+    assert Prompt("jump").key("backspace", None) == "cancel"
+
+
+def test_the_palette_keeps_its_choice_in_range_and_in_view() -> None:
+    prompt = Prompt("palette")
+    for _ in range(100):
+        prompt.key("down", None)
+    assert prompt.picked() is ACTIONS[-1]
+    shown = [text_of(line) for line in prompt_lines(prompt, BLOCKS, 80, 24)]
+    assert any(ACTIONS[-1].title in line and ">" in line for line in shown)
+    for letter in "zoom":
+        prompt.key(letter, letter)
+    assert prompt.picked() in matching("zoom") or prompt.picked() is None
+    for height in (1, 2, 5, 100):
+        assert len(prompt_lines(prompt, BLOCKS, 80, height)) <= max(height, 1)

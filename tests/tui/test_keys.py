@@ -1,0 +1,454 @@
+"""Every key through Textual, on sessions that only move when a test moves them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from textual.pilot import Pilot
+
+from dsprobe.recordings.timeline import LADDER
+from dsprobe.tui.actions import ACTIONS
+from dsprobe.tui.app import Screen
+from dsprobe.tui.glyphs import ASCII, BLOCKS, Glyphs
+from dsprobe.tui.lines import text_of
+from dsprobe.tui.player import DEFAULT_WIDTH, Player
+from dsprobe.tui.snapshot import Observer
+from tests.tui.golden import compare
+from tests.tui.memory import MemorySession
+from tests.tui.scenario import BOOT, SECOND, live, recording
+
+pytestmark = pytest.mark.asyncio
+
+
+class Rig:
+    """A screen, its pilot and the hand-set clock."""
+
+    def __init__(self, session: MemorySession, glyphs: Glyphs = BLOCKS,
+                 save: Callable[[str], str] | None = None) -> None:  # fmt: skip
+        self.session = session
+        self.now = 0
+        self.player = Player(
+            lambda: self.now, *session.span(), growing=session.live, live=session.live
+        )
+        self.app = Screen(Observer(session, self.player), save, glyphs, hz=0)
+        self.pilot: Pilot[None]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let the app work until ``condition`` holds."""
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, "it never came to that"
+            await self.pilot.pause()
+
+    async def settle(self) -> None:
+        """A snapshot of everything so far has been shown."""
+        await self.pilot.pause()
+        shown = self.app.shown
+        self.app.request()
+        await self.until(lambda: self.app.shown > shown and not self.app.watcher.waiting())
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.settle()
+
+    async def type(self, text: str) -> None:
+        await self.pilot.press(*("space" if c == " " else c for c in text))
+
+    @property
+    def lines(self) -> list[str]:
+        return [text_of(line) for line in self.app._canvas.lines]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+async def drive(
+    rig: Rig, script: Callable[[Rig], Awaitable[None]], size: tuple[int, int] = (80, 24)
+) -> Rig:
+    async with rig.app.run_test(size=size) as pilot:
+        rig.pilot = pilot
+        await rig.settle()
+        await script(rig)
+    return rig
+
+
+async def test_the_keys_that_move_the_playhead_do_so_live_and_in_replay() -> None:
+    async def script(rig: Rig) -> None:
+        p = rig.player
+        await rig.press("space")
+        assert not p.playing
+        at = p.end
+        p.jump(at)
+        for keys, want in (
+            (("left",), at - 5 * SECOND), (("h", "["), at - 15 * SECOND),
+            (("right", "l", "]"), at), (("shift+left",), max(at - 60 * SECOND, p.start)),
+            (("shift+right",), at), (("g",), p.start),
+            (("t",), p.start + LADDER[DEFAULT_WIDTH]), (("T",), p.start),
+        ):  # fmt: skip
+            await rig.press(*keys)
+            want = want // p.width * p.width if keys in (("t",), ("T",)) else want
+            assert abs(p.position - want) < p.width, keys
+        await rig.press("G")
+        assert p.position == p.end
+        assert p.following == rig.session.live
+
+    await drive(Rig(recording(100)), script)
+    session, _ = live(100)
+    await drive(Rig(session), script)
+
+
+async def test_space_pauses_a_live_screen_while_collection_goes_on() -> None:
+    session, scenario = live(60)
+
+    async def script(rig: Rig) -> None:
+        assert "LIVE" in rig.lines[0]
+        await rig.press("space")
+        before = rig.lines[2:16]
+        scenario.run(12)
+        await rig.settle()
+        assert "PAUSED 12s behind" in rig.lines[0]
+        assert rig.lines[2:15] == before[:13]
+        await rig.press("G")
+        assert "LIVE" in rig.lines[0]
+        assert rig.player.position == scenario.now
+
+    await drive(Rig(session), script)
+
+
+async def test_speed_and_direction() -> None:
+    async def script(rig: Rig) -> None:
+        await rig.press(">", ">", ".")
+        assert "PLAY x8" in rig.lines[0]
+        rig.now += 2 * SECOND
+        await rig.settle()
+        assert rig.player.position == BOOT + 16 * SECOND + SECOND // 4
+        await rig.press("r", "<", ",")
+        assert "PLAY backwards x2" in rig.lines[0]
+        rig.now += SECOND
+        await rig.settle()
+        assert rig.player.position == BOOT + 14 * SECOND + SECOND // 4
+
+    # The scenario's first rows end a quarter of a second after BOOT.
+    await drive(Rig(recording(60)), script)
+
+
+async def test_zoom_and_fit() -> None:
+    async def script(rig: Rig) -> None:
+        await rig.press("-")
+        assert "1s/col" in rig.lines[0]
+        await rig.press("+", "=")
+        assert "250ms/col" in rig.lines[0]
+        await rig.press("0")
+        assert "5s/col" in rig.lines[0] or "2s/col" in rig.lines[0]
+        assert rig.player.window().end >= rig.player.end
+
+    await drive(Rig(recording(100)), script)
+
+
+async def test_jump_takes_what_people_type_and_says_what_it_did_not_take() -> None:
+    async def script(rig: Rig) -> None:
+        await rig.press("b")
+        assert "jump to" in rig.lines[-1]
+        await rig.type("14:00:30")
+        await rig.press("enter")
+        assert rig.player.position == BOOT + 30 * SECOND
+        assert "14:00:30.0 UTC" in rig.lines[0]
+        await rig.press("b")
+        await rig.type("soon")
+        await rig.press("enter")
+        assert "not a time: soon" in rig.lines[-1]
+        await rig.press("b")
+        await rig.type("19:00")
+        await rig.press("enter")
+        assert "nearest" in rig.lines[-1]
+        assert rig.player.position == rig.player.end
+        await rig.press("b")
+        await rig.type("10s")
+        await rig.press("escape")
+        assert rig.player.position == rig.player.end
+
+    await drive(Rig(recording(60)), script)
+
+
+async def test_markers_of_a_file_live_in_the_viewer() -> None:
+    async def script(rig: Rig) -> None:
+        for second in ("10s", "20s"):
+            await rig.press("b")
+            await rig.type(second)
+            await rig.press("enter", "m")
+            await rig.type(f"at {second}")
+            await rig.press("enter")
+        assert "marked" in rig.lines[-1]
+        assert rig.lines[1].count("▼") == 2
+        await rig.press("g", "n")
+        assert "marker: at 10s" in rig.lines[-1]
+        await rig.press("n", "n")
+        assert "no marker after" in rig.lines[-1]
+        await rig.press("N")
+        assert rig.player.position - rig.player.start == 10 * SECOND
+
+    await drive(Rig(recording(60)), script)
+
+
+async def test_a_marker_goes_to_the_session_that_takes_it() -> None:
+    session, scenario = live(30)
+    session.mark = lambda label: session.append(  # type: ignore[attr-defined]
+        "marker", t=scenario.now, label=label
+    )
+
+    async def script(rig: Rig) -> None:
+        await rig.press("m")
+        await rig.type("deploy")
+        await rig.press("enter")
+        await rig.settle()
+        assert [m.label for m in rig.player.markers] == ["deploy"]
+
+    await drive(Rig(session), script)
+
+
+async def test_lanes_are_chosen_scrolled_and_filtered() -> None:
+    async def script(rig: Rig) -> None:
+        await rig.press("j", "down")
+        assert rig.lines[4].startswith(">raise")
+        await rig.press("k", "up", "up")
+        assert rig.lines[2].startswith(">net_rx worst CPU")
+        await rig.press("pagedown", "pagedown", "pagedown", "pagedown")
+        assert ">softirq RCU" in rig.text
+        assert "net_rx worst CPU" not in rig.text
+        await rig.press("pageup", "pageup", "pageup", "pageup", "/")
+        await rig.type("tcp")
+        await rig.settle()
+        assert "TCP sockets" in rig.text, "the filter works while it is typed"
+        assert "net_rx worst CPU" not in rig.text
+        await rig.press("enter")
+        assert "filter: tcp" in rig.lines[-1]
+        await rig.press("escape")
+        assert "net_rx worst CPU" in rig.text
+
+    await drive(Rig(recording(30)), script)
+
+
+async def test_tab_walks_through_the_tables() -> None:
+    async def script(rig: Rig) -> None:
+        assert "CPUs by net_rx" in rig.text
+        columns = rig.player.columns
+        await rig.press("tab")
+        assert "flows by retransmits" in rig.text
+        await rig.press("tab")
+        assert "softirqs by vector" in rig.text
+        await rig.press("tab")
+        assert "by vector" not in rig.text
+        assert rig.player.columns == columns
+        await rig.press("tab")
+        assert "CPUs by net_rx" in rig.text
+
+    session, _ = live(30)
+    await drive(Rig(session), script)
+
+
+async def test_wall_clock_or_relative() -> None:
+    async def script(rig: Rig) -> None:
+        assert "14:00:00.2 UTC" in rig.lines[0]
+        await rig.press("w")
+        assert "+0:00.0" in rig.lines[0]
+        assert "UTC" not in rig.text
+        await rig.press("w")
+        assert "UTC" in rig.lines[0]
+
+    await drive(Rig(recording(30)), script)
+
+
+async def test_the_palette_runs_what_is_picked() -> None:
+    async def script(rig: Rig) -> None:
+        await rig.press(":")
+        await rig.type("longer")
+        await rig.press("enter")
+        assert "1s/col" in rig.lines[0]
+        await rig.press("ctrl+p", "escape")
+        assert rig.app.prompt is None
+        await rig.press(":")
+        await rig.type("nothing at all")
+        await rig.press("enter")
+        assert rig.app.is_running
+
+    await drive(Rig(recording(30)), script)
+
+
+async def test_help_scrolls_and_leaves() -> None:
+    async def script(rig: Rig) -> None:
+        await rig.press("?")
+        assert "Pause, or go on" in rig.text
+        assert "(more)" in rig.lines[-1]
+        await rig.press("pagedown", "pagedown", "pagedown")
+        assert "a marker, on the time axis" in rig.text
+        await rig.press("q")
+        assert "net_rx worst CPU" in rig.text
+        assert rig.app.is_running, "q leaves the help, not the screen"
+
+    await drive(Rig(recording(30)), script)
+
+
+async def test_save_asks_for_a_name_and_does_not_hold_up_the_keys() -> None:
+    gate, asked = threading.Event(), []
+
+    def save(path: str) -> str:
+        gate.wait(20)
+        asked.append(path)
+        if path == "bad":
+            raise OSError("no space left on the device")
+        return f"saved {path}"
+
+    session, _ = live(30)
+
+    async def script(rig: Rig) -> None:
+        await rig.press("s")
+        await rig.type("out.mcap")
+        await rig.press("enter")
+        assert "saving" in rig.lines[-1]
+        await rig.press("-")
+        assert "1s/col" in rig.lines[0]
+        gate.set()
+        await rig.until(lambda: "saved out.mcap" in rig.lines[-1])
+        await rig.press("s")
+        await rig.type("bad")
+        await rig.press("enter")
+        await rig.until(lambda: "not saved: no space left" in rig.lines[-1])
+        assert asked == ["out.mcap", "bad"]
+
+    await drive(Rig(session, save=save), script)
+
+
+async def test_a_file_needs_no_saving() -> None:
+    async def script(rig: Rig) -> None:
+        await rig.press("s")
+        assert "this is a file already: gpu-07.mcap" in rig.lines[-1]
+
+    await drive(Rig(recording(30)), script)
+
+
+async def test_a_source_that_hangs_leaves_the_keys_alive() -> None:
+    session, _ = live(30)
+    gate = threading.Event()
+
+    async def script(rig: Rig) -> None:
+        plain = session.refresh
+        session.refresh = lambda: gate.wait(60) and plain()  # type: ignore[method-assign]
+        rig.app.request()
+        rig.app.watcher._since = time.monotonic() - 100  # as if it had been long ago
+        rig.app.paint()
+        assert "stalled for 1m40s: no answer from /run/" in rig.lines[0]
+        await rig.pilot.press("j", "?")
+        await rig.pilot.pause()
+        assert rig.app.help is not None
+        await rig.pilot.press("q", "q")
+        await rig.until(lambda: not rig.app.is_running)
+
+    rig = await drive(Rig(session), script)
+    gate.set()
+    assert rig.app.return_code == 0
+
+
+async def test_a_fault_in_the_session_ends_the_screen_with_1() -> None:
+    session, _ = live(30)
+
+    async def script(rig: Rig) -> None:
+        def broken() -> bool:
+            raise ValueError("broken")
+
+        session.refresh = broken  # type: ignore[method-assign]
+        rig.app.request()
+        await rig.until(lambda: rig.app.return_code is not None)
+
+    rig = await drive(Rig(session), script)
+    assert rig.app.return_code == 1
+    assert str(rig.app.failure) == "broken"
+
+
+async def test_repaint_writes_every_cell_again() -> None:
+    async def script(rig: Rig) -> None:
+        before = rig.app.cells
+        await rig.settle()
+        assert rig.app.cells == before, "at rest nothing is written"
+        await rig.press("ctrl+l")
+        assert rig.app.cells - before >= 80 * 24
+
+    session, _ = live(30)
+    await drive(Rig(session), script)
+
+
+async def test_only_a_closed_bucket_moves_the_curves() -> None:
+    session, scenario = live(60)
+
+    async def script(rig: Rig) -> None:
+        await rig.press("-")  # a second per column
+        curves = [line[31:] for line in rig.lines[2:10]]
+        scenario.run(0.5)
+        await rig.settle()
+        assert [line[31:] for line in rig.lines[2:10]] == curves
+        scenario.run(0.5)
+        await rig.settle()
+        assert [line[31:] for line in rig.lines[2:10]] != curves
+
+    await drive(Rig(session), script)
+
+
+async def test_every_action_can_be_carried_out() -> None:
+    async def script(rig: Rig) -> None:
+        for action in ACTIONS:
+            if action.id in ("quit", "suspend"):
+                continue
+            rig.app.do(action)
+            await rig.settle()
+            rig.app.prompt = rig.app.help = None
+            assert rig.app.failure is None
+
+    session, _ = live(30)
+    await drive(Rig(session), script)
+
+
+async def test_the_terminal_may_change_its_size_at_any_time() -> None:
+    async def script(rig: Rig) -> None:
+        for width, height in ((1, 1), (10, 3), (300, 100), (160, 50), (2, 40), (80, 24)):
+            await rig.pilot.resize_terminal(width, height)
+            await rig.settle()
+            assert [len(line) for line in rig.lines] == [width] * height
+        assert "net_rx worst CPU" in rig.text
+
+    session, _ = live(30)
+    await drive(Rig(session), script, size=(40, 10))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+async def test_the_picture_is_the_one_it_was(size: tuple[int, int]) -> None:
+    async def script(rig: Rig) -> None:
+        compare.svg(f"live-{size[0]}x{size[1]}.tsv", rig.app.export_screenshot())
+
+    session, _ = live(60)
+    await drive(Rig(session), script, size=size)
+
+
+async def test_the_picture_without_colour_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def colour(rig: Rig) -> None:
+        rig.said = rig.lines  # type: ignore[attr-defined]
+
+    async def none(rig: Rig) -> None:
+        rig.said = rig.lines  # type: ignore[attr-defined]
+        assert rig.app.no_color
+
+    first = await drive(Rig(live(60)[0]), colour)
+    monkeypatch.setenv("NO_COLOR", "1")
+    second = await drive(Rig(live(60)[0]), none)
+    assert first.said == second.said  # type: ignore[attr-defined]
+
+
+async def test_ascii_stays_ascii_in_every_page() -> None:
+    async def script(rig: Rig) -> None:
+        for keys in (("?",), ("q", ":"), ("escape", "b"), ("escape",)):
+            await rig.press(*keys)
+            assert rig.text.isascii()
+
+    await drive(Rig(live(60)[0], glyphs=ASCII), script)
