@@ -271,7 +271,7 @@ class FileSession:
                 if channel in self._layout.channels:
                     name = self._layout.channels[channel].name
                     for m in messages:
-                        found[name] = _plus(found[name], payload[m.start : m.end])
+                        found[name] = _plus(found.get(name, Total(0, 0)), payload[m.start : m.end])
                         sequences.see(name, m.sequence, 32)
         self._missing = sequences.missing
         return found
