@@ -42,7 +42,7 @@ class MemorySession:
                 continue
             self.streams.setdefault(name, st.STREAMS.get(name))  # type: ignore[arg-type]
             self._frames.setdefault(name, []).append(rows)
-            if not name.startswith("meta."):
+            if not name.startswith(("meta.", "rollup.")):
                 first, last = int(rows["t"].min()), int(rows["t"].max())
                 begin, end = self._span
                 self._span = (min(begin or first, first), max(end, last))
