@@ -50,7 +50,8 @@ class Rollups:
             if not on_time.all():
                 self.late += int((~on_time).sum())
                 rows = rows[on_time]
-        self._held.setdefault(stream, []).append(rows)
+        if len(rows):
+            self._held.setdefault(stream, []).append(rows)
 
     def take(self, all: bool = False) -> Rows:
         """Rows for the seconds that are over, each second once; with ``all`` the last ones too."""

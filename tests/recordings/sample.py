@@ -52,7 +52,7 @@ def host_second(number: int, cpus: int = 2) -> dict[Stream, Rows]:
     return {
         st.SOFTIRQ_CPU: st.SOFTIRQ_CPU.rows(
             t=np.repeat(ticks, cpus * 2),
-            dt=100_000_000,
+            dt=99_999_999,
             cpu=np.tile(np.repeat(np.arange(cpus), 2), 10),
             vec=np.tile([1, 3], 10 * cpus),
             count=count,
