@@ -122,7 +122,12 @@ class _Copier:
             return rows
         before = self.source.read(stream.name, 0, self.start)
         states = last_states(before, STATE_KEYS[stream.name])
-        return np.concatenate([states, rows])
+        rows = np.concatenate([states, rows])
+        if not len(rows) and stream.name != st.META_COVERAGE.name:
+            # What the host is and how its clocks stand is true of the time before it was said.
+            rows = self.source.read(stream.name, 0, 1 << 63)
+            rows = rows[rows["t"] == rows["t"][:1]]
+        return rows
 
 
 def unreported(source: FileSession, start: int, end: int) -> Rows:

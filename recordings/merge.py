@@ -84,7 +84,7 @@ def union(parts: Sequence[Rows]) -> Rows:
     the one that holds it most."""
     held = [p for p in parts if len(p)]
     if len(held) < 2:
-        return held[0] if held else parts[0]
+        return in_order(held[0] if held else parts[0])
     together = np.concatenate(held)
     _, group = np.unique(_keys(together), return_inverse=True)
     owner = np.repeat(np.arange(len(held)), [len(p) for p in held])
