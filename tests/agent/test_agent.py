@@ -1,0 +1,188 @@
+"""The agent as a whole, with probes the test makes: one failure leaves the rest alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+
+from dsprobe.agent import workers
+from dsprobe.agent.agent import Agent, Settings
+from dsprobe.probes import tracer
+from dsprobe.probes.probe import Batch, Probe, Unavailable
+from dsprobe.probes.registry import PROBES
+from dsprobe.probes.softirq import Softirq
+from dsprobe.recordings.streams import CPU_LOAD
+from tests.support.agents import watched
+from tests.support.wait import until
+
+
+class Quick(Probe):
+    """Read in the agent's own loop; ``act`` is what the test wants it to do."""
+
+    name = "quick"
+    doc = "made by a test"
+    streams = (CPU_LOAD,)
+
+    def __init__(self) -> None:
+        self.begin: Callable[[], None] = lambda: None
+        self.act: Callable[[], None] = lambda: None
+        self.read = 0
+
+    def start(self) -> None:
+        self.begin()
+
+    def collect(self, now: int) -> list[Batch]:
+        self.act()
+        self.read += 1
+        return [(CPU_LOAD, CPU_LOAD.rows(t=now, running=self.read))]
+
+
+class Slow(Quick):
+    name = "slow"
+    blocking: ClassVar[bool] = True
+
+
+def fail() -> None:
+    raise OverflowError("int too big to convert")
+
+
+def test_a_probe_that_hangs_leaves_the_rest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "STALLED_NS", 300_000_000)
+    slow, quick = Slow(), Quick()
+    held = threading.Event()
+    slow.act = lambda: held.wait(30) and None
+    with watched(slow, quick) as it:
+        until(lambda: it.coverage()["slow", ""].status == "stalled", "it is seen to hang")
+        before = quick.read
+        until(lambda: quick.read > before + 3, "the other one goes on")
+        held.set()
+        until(lambda: it.coverage()["slow", ""].status == "attached", "it comes back")
+        assert it.coverage()["slow", ""].reason == "answers again"
+        assert it.coverage()["quick", ""].status == "attached"
+
+
+def test_a_hung_probe_does_not_hold_up_the_end() -> None:
+    slow = Slow()
+    held = threading.Event()
+    slow.act = lambda: held.wait(30) and None
+    with watched(slow) as it:
+        until(lambda: it.agent._workers[0]._busy_since, "it hangs")
+        began = time.monotonic()
+        it.stop()
+        assert time.monotonic() - began < 5
+    held.set()
+
+
+@pytest.mark.parametrize("probe", [Quick(), Slow()], ids=["quick", "slow"])
+def test_a_probe_that_fails_is_said_once_and_comes_back(probe: Quick) -> None:
+    with watched(probe) as it:
+        until(lambda: len(it.rows("cpu.load")) > 1, "rows come")
+        tries = [0]
+
+        def failing() -> None:
+            tries[0] += 1
+            fail()
+
+        probe.act = failing
+        until(lambda: it.coverage()[probe.name, ""].status == "missing", "it is seen")
+        assert "too big" in it.coverage()[probe.name, ""].reason
+        here = tries[0]
+        until(lambda: tries[0] > here + 3, "it is tried again")
+        assert (it.rows("meta.coverage")["probe"] == probe.name).sum() == 2
+        probe.act = lambda: None
+        until(lambda: it.coverage()[probe.name, ""].status == "attached", "it comes back")
+        rows = it.rows("cpu.load")
+        t = until(lambda: int(it.rows("cpu.load")["t"][-1]) > int(rows["t"][-1]), "rows come")
+        assert t
+        # Rows touch: the one after the failure speaks for the whole time since the one before it.
+        rows = it.rows("cpu.load")
+        assert (rows["t"][1:] - rows["dt"][1:] == rows["t"][:-1]).all()
+
+
+@pytest.mark.parametrize("kind", [Quick, Slow])
+@pytest.mark.parametrize("error", [Unavailable("needs a newer kernel"), IndexError("odd text")])
+def test_a_probe_that_cannot_start_says_why(kind: type[Quick], error: Exception) -> None:
+    def refuse() -> None:
+        raise error
+
+    bad, good = kind(), Quick()
+    bad.begin, bad.name = refuse, "bad"  # type: ignore[misc]
+    with watched(bad, good) as it:
+        until(lambda: ("bad", "") in it.coverage(), "it says")
+        assert it.coverage()["bad", ""].status == "missing"
+        assert str(error) in it.coverage()["bad", ""].reason
+        until(lambda: len(it.rows("cpu.load")) > 2, "the other one goes on")
+
+
+def test_probes_not_asked_for_are_off_and_said_to_be() -> None:
+    with watched(Quick()) as it:
+        for p in PROBES:
+            status = it.coverage()[p.name, ""]
+            assert (status.status, status.reason) == ("off", "not asked for (--probes)")
+
+
+def test_markers_come_to_everybody() -> None:
+    with watched(Quick()) as it:
+        it.session.mark("look here")
+        until(lambda: it.rows("marker")["label"].tolist() == ["look here"], "it comes")
+
+
+def test_own_cost_is_a_row_each_second() -> None:
+    with watched(Quick()) as it:
+        until(lambda: len(it.rows("meta.overhead")) >= 2, "rows come")
+        rows = it.rows("meta.overhead")
+        assert (rows["viewers"] == 1).all()
+        assert (rows["rss"] > 10 << 20).all()
+        assert (rows["flight_bytes"] > 0).all()
+        assert (rows["agent_cpu"] <= rows["dt"] * (os.cpu_count() or 1)).all()
+        assert (rows["bpf_cpu"] == 0).all()
+
+
+@pytest.mark.bpf
+def test_the_end_does_not_wait_for_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    script = f"{tmp_path}/python"
+    with open(script, "w") as f:
+        f.write("#!/bin/sh\nexec sleep 600\n")
+    os.chmod(script, 0o755)
+    monkeypatch.setattr(tracer.sys, "executable", script)
+    agent = Agent([Softirq(), Quick()], Settings(socket=f"{tmp_path}/socket"))
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    child = until(lambda: agent.tracer._compiling._child, "it compiles")
+    began = time.monotonic()
+    agent.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert time.monotonic() - began < 5
+    assert child.returncode == -9
+
+
+@pytest.mark.bpf
+def test_whatever_goes_wrong_while_loading_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*_: object) -> None:
+        raise RecursionError("deep down")
+
+    monkeypatch.setattr(tracer.Tracer, "_attach", explode)
+    with watched("softirq", Quick()) as it:
+        status = it.coverage()["softirq", ""]
+        assert status.status == "missing"
+        assert "deep down" in status.reason
+        until(lambda: len(it.rows("cpu.load")) > 2, "the other one goes on")
+
+
+@pytest.mark.bpf
+def test_a_bpf_probe_that_cannot_be_read_is_taken_off() -> None:
+    softirq, quick = Softirq(), Quick()
+    with watched(softirq, quick) as it:
+        until(lambda: len(it.rows("softirq.cpu")), "rows come")
+        softirq.collect = lambda now: fail()  # type: ignore[method-assign,assignment]
+        until(lambda: it.coverage()["softirq", ""].status == "missing", "it is seen")
+        assert not it.agent.tracer.probes
+        until(lambda: quick.read > 3, "the other one goes on")
