@@ -197,6 +197,7 @@ def test_parts_merged_are_the_whole(
         )
 
 
+@settings(deadline=None)
 @given(some.lists(some.lists(some.integers(0, 4), max_size=8), min_size=1, max_size=3),
        some.booleans())  # fmt: skip
 def test_a_union_counts_a_row_as_often_as_the_part_that_has_most(

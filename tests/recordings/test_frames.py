@@ -5,7 +5,7 @@ import dataclasses
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from dsprobe.recordings import frames
@@ -53,6 +53,7 @@ def test_text_that_is_not_utf8_is_kept_readable() -> None:
 ONE = frames.encode(MARKER, random_rows(MARKER, 3), frames.PLANES)
 
 
+@settings(deadline=None)
 @given(some.binary(max_size=64) | some.builds(lambda at, b: ONE[:at] + b + ONE[at + len(b) :],
        some.integers(0, len(ONE)), some.binary(max_size=9)))  # fmt: skip
 def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
