@@ -9,6 +9,11 @@
 #define TCP_NEW_SYN_RECV 12
 #define TCP_CA_RECOVERY 3
 #define TCP_CA_LOSS 4
+#define EAGAIN 11
+#define ENOMEM 12
+#define EBUSY 16
+#define EINVAL 22
+#define EHOSTUNREACH 113
 #define V4_MAPPED 0xffff0000U /* bytes 00 00 ff ff */
 
 enum { KIND_DATA, KIND_SYN, KIND_SYNACK };
@@ -83,6 +88,10 @@ int tcp_retransmit_skb(struct bpf_raw_tracepoint_args *ctx)
 	e->segments = segments;
 #ifdef TCP_RETRANSMIT_ERR
 	e->err = (s16)ctx->args[2];
+	/* These mean that __tcp_retransmit_skb() gave up before it sent or counted anything. */
+	if (e->err == -EBUSY || e->err == -EAGAIN || e->err == -EINVAL || e->err == -ENOMEM ||
+	    e->err == -EHOSTUNREACH)
+		e->segments = 0;
 #else
 	e->err = 0;
 #endif
