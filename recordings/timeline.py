@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dsprobe.recordings import streams as st
+from dsprobe.recordings.coverage import Coverage
 from dsprobe.recordings.lanes import LANES, Edges, Lane, Values
 from dsprobe.recordings.model import Rows
-from dsprobe.recordings.session import FOREVER, Session, Status, coverage
+from dsprobe.recordings.session import FOREVER, Session
 
 MS, SECOND = 1_000_000, 1_000_000_000
 LADDER = tuple(
@@ -38,8 +39,6 @@ SLAB = 10 * SECOND
 """Rows are read this much at a time: ten seconds of 192 CPUs are some 10 MB."""
 KEPT = 4096  # closed buckets kept on either side, per stream and width
 BLOCKS = 64  # pairs of stream and width kept
-
-_WORKING = np.array([word in ("attached", "shed") for word in st.STATUSES])
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Timeline:
             self._by_stream.setdefault(lane.stream, []).append(i)
         self._blocks: OrderedDict[tuple[str, int], _Block] = OrderedDict()
         self._unreadable: dict[int, str] = {}
-        self._coverage = _Coverage(session)
+        self._coverage = Coverage(session)
 
     def curves(self, window: Window, at: int = FOREVER) -> tuple[Curve, ...]:
         """All lanes over ``window``; their status is the one at moment ``at``."""
@@ -107,22 +106,24 @@ class Timeline:
             values = self._wide(window)
         else:
             values = self._fine(window)
-        state = coverage(self.session, at)
         lost = self.session.lost()
         return tuple(
-            Curve(lane, values[i], *self._status(i, state), lost.get(lane.stream, 0))
+            Curve(lane, values[i], *self._status(i, at), lost.get(lane.stream, 0))
             for i, lane in enumerate(self.lanes)
         )
 
-    def _status(self, i: int, state: dict[tuple[str, str], Status]) -> tuple[str, str]:
+    def _status(self, i: int, at: int) -> tuple[str, str]:
         lane = self.lanes[i]
         if i in self._unreadable:
             return "missing", self._unreadable[i]
-        found = state.get((lane.probe, ""))
+        found = self._coverage.at(lane.probe, at)
         if found is None:
             here = lane.stream in self.session.streams
             return ("attached", "") if here else ("missing", "not part of this session")
         return found.status, found.reason
+
+    def _masked(self, lane: Lane, values: Values, window: Window) -> Values:
+        return self._coverage.mask(lane.probe, lane.quiet, values, window.first, window.width)
 
     # -- buckets up to a second: from rows --------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Timeline:
                     if self.lanes[i].quiet:
                         values[i, inside] = 0.0
         for i, lane in enumerate(self.lanes):
-            values[i] = self._coverage.mask(lane, values[i], window)
+            values[i] = self._masked(lane, values[i], window)
         return values
 
     def _stream(
@@ -261,7 +262,7 @@ class Timeline:
                 if lane.quiet:
                     values[i, whole] = 0.0  # summed up, without a row that speaks for it
                 values[i, at[of]] = rows["value"][of]
-                values[i] = self._coverage.mask(lane, values[i], window)
+                values[i] = self._masked(lane, values[i], window)
         for first, stop in _runs(bare):
             values[:, first:stop] = self._fine(Window(window.first + first, stop - first, SECOND))
         return values
@@ -324,43 +325,3 @@ def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """[start, stop) of the stretches that are true."""
     edge = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     return [(int(a), int(b)) for a, b in edge.reshape(-1, 2)]
-
-
-class _Coverage:
-    """When each probe was attached, from ``meta.coverage``."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._rows = -1
-        self._changes: dict[str, tuple[Edges, npt.NDArray[np.bool_]]] = {}
-
-    def refresh(self) -> None:
-        rows = self._session.read(st.META_COVERAGE.name, 0, FOREVER)
-        if len(rows) == self._rows or not {"probe", "program", "status"} <= set(
-            rows.dtype.names or ()
-        ):
-            return
-        self._rows = len(rows)
-        whole = rows[rows["program"] == ""]
-        working = _WORKING[np.minimum(whole["status"], len(_WORKING) - 1)]
-        for probe in set(whole["probe"]):
-            of = whole["probe"] == probe
-            self._changes[str(probe)] = (whole["t"][of].astype(np.int64), working[of])
-
-    def mask(self, lane: Lane, values: Values, window: Window) -> Values:
-        """``values`` with NaN where the probe was not attached, 0 only where it was throughout."""
-        if lane.probe not in self._changes:
-            return np.where(values == 0, np.nan, values) if lane.quiet else values
-        t, working = self._changes[lane.probe]
-        start = (np.arange(window.count) + window.first) * window.width
-        # State 0 is "before the first row", not attached; lo to hi are in force in the bucket.
-        lo = np.searchsorted(t, start, "right")
-        hi = np.searchsorted(t, start + window.width, "left")
-        ups = np.concatenate([[0, 0], np.cumsum(working)])
-        up = ups[hi + 1] - ups[lo]
-        ever, throughout = up > 0, up == hi - lo + 1
-        shown = values.copy()
-        shown[~ever] = np.nan
-        if lane.quiet:
-            shown[~throughout & (shown == 0)] = np.nan
-        return shown

@@ -42,6 +42,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("filter", ("/",), "Show only lanes whose name contains ...", "View"),
     Action("table", ("tab",), "Next table: CPUs, flows, vectors, none", "View"),
     Action("clock", ("w",), "Wall-clock time, or time since the start", "View"),
+    Action("problems", ("p",), "Losses, damage, and what is missing and why", "Session"),
     Action("save", ("s",), "Save what is held to a file", "Session"),
     Action("palette", (":", "ctrl+p"), "Find an action by name", "Session"),
     Action("help", ("?", "f1"), "This help", "Session"),

@@ -23,8 +23,9 @@ from dsprobe.tui.canvas import Canvas
 from dsprobe.tui.draw import Layout, Ui, draw, shown_tables
 from dsprobe.tui.glyphs import Glyphs, choose
 from dsprobe.tui.lines import Line
+from dsprobe.tui.pages import help_page, page_lines, problems_page
 from dsprobe.tui.player import FAR, SEEK, Player
-from dsprobe.tui.prompt import Prompt, help_length, help_lines, prompt_lines
+from dsprobe.tui.prompt import Prompt, prompt_lines
 from dsprobe.tui.snapshot import Observer, Snapshot
 from dsprobe.tui.watcher import Watcher
 
@@ -58,7 +59,8 @@ class Screen(App[None], inherit_bindings=False):
         self.glyphs = glyphs
         self.ui = Ui()
         self.prompt: Prompt | None = None
-        self.help: int | None = None  # first line of the help page, while it is shown
+        self.page = ""  # "help" or "problems" while that page is shown, from line ``scroll`` on
+        self.scroll = 0
         self.snapshot: Snapshot | None = None
         self.failure: Exception | None = None
         self.shown = 0  # snapshots shown so far
@@ -145,8 +147,8 @@ class Screen(App[None], inherit_bindings=False):
                 self.leave(1, e)
 
     def _lines(self, width: int, height: int) -> list[Line]:
-        if self.help is not None:
-            return help_lines(self.help, self.glyphs, width, height)
+        if self.page:
+            return page_lines(self._page(width), self.scroll, width, height)
         snapshot = self.snapshot
         if snapshot is None:
             return [((" " * width, "plain"),)] * height
@@ -181,22 +183,30 @@ class Screen(App[None], inherit_bindings=False):
             self._prompt_key(self.prompt, key, character)
             return
         action = BY_KEY.get(key) or BY_KEY.get(character or "")
-        if self.help is not None:
-            self._help_key(key, action)
+        if self.page:
+            self._page_key(key, action)
         elif action is not None:
             self.do(action)
         elif key == "escape":
             self.ui.filter = ""
 
-    def _help_key(self, key: str, action: Action | None) -> None:
+    def _page(self, width: int) -> list[Line]:
+        if self.page == "problems" and self.snapshot is not None:
+            return problems_page(self.snapshot, self.glyphs, width)
+        return help_page(self.glyphs, width)
+
+    def _page_key(self, key: str, action: Action | None) -> None:
         name = action.id if action else key
-        page = max(self.size.height - 1, 1)
-        moves = {"up": -1, "down": 1, "page_up": -page, "page_down": page, "pause": page}
-        last = max(help_length(self.glyphs) - self.size.height, 0)
-        if name in moves and self.help is not None:
-            self.help = min(max(self.help + moves[name], 0), last)
-        elif name in ("quit", "help", "escape"):
-            self.help = None
+        screenful = max(self.size.height - 1, 1)
+        moves = {"up": -1, "down": 1, "page_up": -screenful, "page_down": screenful,
+                 "pause": screenful}  # fmt: skip
+        last = max(len(self._page(self.size.width)) - self.size.height, 0)
+        if name in moves:
+            self.scroll = min(max(self.scroll + moves[name], 0), last)
+        elif name in ("quit", "escape", self.page):
+            self.page = ""
+        elif name in ("help", "problems"):
+            self.page, self.scroll = name, 0
         elif name == "repaint":
             self._repaint()
 
@@ -295,7 +305,10 @@ class Screen(App[None], inherit_bindings=False):
         self.prompt = Prompt("palette")
 
     def _do_help(self) -> None:
-        self.help = 0
+        self.page, self.scroll = "help", 0
+
+    def _do_problems(self) -> None:
+        self.page, self.scroll = "problems", 0
 
     def _do_repaint(self) -> None:
         self._repaint()

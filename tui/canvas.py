@@ -12,7 +12,7 @@ from dsprobe.tui.lines import Line, changed
 
 THEME = {
     "plain": Style(),
-    "dim": Style(color="bright_black"),
+    "dim": Style(dim=True),
     "bold": Style(bold=True),
     "bar": Style(reverse=True),
     "mode": Style(reverse=True, bold=True),

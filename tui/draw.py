@@ -114,7 +114,7 @@ def draw(snap: Snapshot, ui: Ui, glyphs: Glyphs, width: int, height: int) -> lis
 
 def header(snap: Snapshot, glyphs: Glyphs, width: int) -> Line:
     """Host, time, mode, own cost, losses, problems; the least important is dropped first."""
-    lost = f"LOST {units.si(snap.lost)}" if snap.lost else "lost 0"
+    lost = f"LOST {units.si(sum(snap.lost.values()))}" if snap.lost else "lost 0"
     first_problem = f"! {snap.problems[0]}" if snap.problems else ""
     more = f" (+{len(snap.problems) - 1})" if len(snap.problems) > 1 else ""
     # (text, role, how early it is dropped)
@@ -315,7 +315,7 @@ def squeeze(widths: list[int], room: int) -> list[int]:
     return widths
 
 
-_HINTS = ("quit", "help", "pause", "back", "step", "zoom_in", "jump", "table", "save")
+_HINTS = ("quit", "help", "pause", "back", "step", "zoom_in", "jump", "table", "problems", "save")
 _HINT_WORDS = {"back": "seek", "zoom_in": "zoom", "step": "step"}
 _HINT_KEYS = {"back": "[ ]", "step": "t T", "zoom_in": "+ -"}
 
@@ -340,5 +340,8 @@ def status(snap: Snapshot, ui: Ui, glyphs: Glyphs, width: int) -> Line:
     hints = [
         f"{_HINT_KEYS.get(i, key_name(by_id[i].keys[0]))} {_HINT_WORDS.get(i, i)}" for i in _HINTS
     ]
-    filtered = [f"filter: {ui.filter}"] if ui.filter else []
-    return fit([(" " + glyphs.clean("  ".join(filtered + hints)), "dim")], width)
+    line = " " + (glyphs.clean(f"filter: {ui.filter}  ") if ui.filter else "")
+    for hint in hints:
+        if len(line) + len(hint) < width:
+            line += hint + "  "
+    return fit([(line, "dim")], width)

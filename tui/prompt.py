@@ -1,12 +1,12 @@
-"""The line at the bottom one types into, the list of actions above it, and the help page."""
+"""The line at the bottom one types into, and the list of actions above it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsprobe.tui.actions import ACTIONS, Action, keys_of, matching
+from dsprobe.tui.actions import Action, keys_of, matching
 from dsprobe.tui.glyphs import Glyphs
-from dsprobe.tui.lines import Line, Span, fit, shorten, text_of
+from dsprobe.tui.lines import Line, Span, fit, shorten
 
 MAX_TEXT = 1024
 LABELS = {
@@ -76,43 +76,3 @@ def prompt_lines(prompt: Prompt, glyphs: Glyphs, width: int, height: int) -> lis
     typed = glyphs.clean(prompt.text)
     spans: list[Span] = [(label, "bold"), (typed[-room:] if room else "", "plain"), (" ", "cursor")]
     return [*lines, fit(spans, width)][-max(height, 1) :]
-
-
-def help_page(glyphs: Glyphs, width: int) -> list[Line]:
-    """All of the help, of any length: every action by group, and how to read the screen."""
-    wide = max(len(keys_of(a)) for a in ACTIONS)
-    lines: list[Line] = [fit([(" dsprobe: keys (q or Escape leaves this page)", "bold")], width)]
-    for group in dict.fromkeys(a.group for a in ACTIONS):
-        lines += [fit([], width), fit([(f" {group}", "bold")], width)]
-        for action in ACTIONS:
-            if action.group == group:
-                text = f"  {keys_of(action):<{wide}}  {action.title}"
-                lines.append(fit([(text, "plain")], width))
-    low, high = glyphs.levels[0], glyphs.levels[-1]
-    legend = (
-        f"{low} to {high}  a value; a full bar is the next round number over the highest in view",
-        f"{glyphs.zero}       attached, and nothing happened",
-        "blank   not known: not attached, not recorded, or not yet arrived",
-        "!       rows of this lane were lost; the header says how many in all",
-        "~       sampled, or with less detail than asked for",
-        f"{glyphs.marker}       a marker, on the time axis",
-    )
-    lines += [fit([], width), fit([(" Reading the screen", "bold")], width)]
-    lines += [fit([(f"  {row}", "plain")], width) for row in legend]
-    return lines
-
-
-def help_lines(scroll: int, glyphs: Glyphs, width: int, height: int) -> list[Line]:
-    """``height`` lines of the help from line ``scroll`` on, as far as it goes."""
-    page = help_page(glyphs, width)
-    scroll = min(max(scroll, 0), max(len(page) - height, 0))
-    shown = page[scroll : scroll + height]
-    if len(page) > scroll + height and shown:
-        last = text_of(shown[-1]).rstrip()[: max(width - 7, 0)]
-        shown[-1] = fit([(last, "plain"), (" (more)", "dim")], width)
-    return (shown + [fit([], width)] * height)[:height]
-
-
-def help_length(glyphs: Glyphs) -> int:
-    """Lines of the help."""
-    return len(help_page(glyphs, 1))

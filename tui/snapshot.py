@@ -64,7 +64,7 @@ class Table:
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """``mode`` is LIVE, PAUSED or PLAY, ``detail`` how far behind or how fast.  Columns of
-    ``ticks`` and ``markers`` are those of the window."""
+    ``ticks`` and ``markers`` are those of the window; ``lost`` counts rows by stream."""
 
     host: str
     source: str
@@ -73,7 +73,7 @@ class Snapshot:
     time: str
     date: str
     overhead: str
-    lost: int
+    lost: dict[str, int]
     problems: tuple[str, ...]
     window: Window
     cursor: int
@@ -125,7 +125,7 @@ class Observer:
             time=scale.text(position) if end else "",
             date=scale.date(position) if end else "",
             overhead=self._overhead(position),
-            lost=sum(lost.values()),
+            lost=dict(lost),
             problems=tuple(session.problems),
             window=window,
             cursor=cursor,
@@ -170,7 +170,9 @@ class Observer:
         """The tables over some seconds up to ``at``, anew when a second has passed."""
         at -= at % SECOND if width < SECOND else 0
         span = min(max(TABLE_SPAN, width), FLOW_SPAN)
-        key = (self.tables, at, span)
+        # Rows of the last moments are still coming in: look again after a second, and another.
+        arrived = min((self.player.end - at) // SECOND, 2)
+        key = (self.tables, at, span, arrived)
         if key == self._tables[0]:
             return self._tables[1]
         start = max(at - span, 0)

@@ -30,7 +30,13 @@ def once(session: Session, width: int = 100, glyphs: Glyphs | None = None) -> st
 
 def render(snap: Snapshot, glyphs: Glyphs, layout: Layout) -> str:
     """``snap`` as lines of text, each ended by a newline."""
-    facts = [snap.host, snap.date, snap.time, f"agent {snap.overhead}", f"lost {snap.lost}"]
+    facts = [
+        snap.host,
+        snap.date,
+        snap.time,
+        f"agent {snap.overhead}",
+        f"lost {sum(snap.lost.values())}",
+    ]
     lines = ["  ".join(glyphs.clean(f) for f in facts if f)]
     lines += [f"! {glyphs.clean(problem)}" for problem in snap.problems]
     if snap.empty:

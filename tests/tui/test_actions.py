@@ -5,7 +5,8 @@ from __future__ import annotations
 from dsprobe.tui.actions import ACTIONS, BY_KEY, as_markdown, keys_of, matching
 from dsprobe.tui.glyphs import ASCII, BLOCKS
 from dsprobe.tui.lines import text_of
-from dsprobe.tui.prompt import Prompt, help_page, prompt_lines
+from dsprobe.tui.pages import help_page
+from dsprobe.tui.prompt import Prompt, prompt_lines
 
 
 def test_no_key_means_two_things() -> None:

@@ -292,6 +292,25 @@ async def test_help_scrolls_and_leaves() -> None:
     await drive(Rig(recording(30)), script)
 
 
+async def test_what_is_wrong_is_told_in_full() -> None:
+    session, _ = live(30)
+    session.problems = ("the connection was lost; " + "it is tried again " * 8,)
+    session.losses = {"softirq.slow": 12_300}
+
+    async def script(rig: Rig) -> None:
+        await rig.press("p")
+        assert "12.3k of softirq.slow" in rig.text
+        words = " ".join(rig.text.split())
+        assert session.problems[0].strip() in words
+        assert "CPU pressure: missing: this kernel has no /proc/pressure; boot with psi=1" in words
+        await rig.press("?")
+        assert "Pause, or go on" in rig.text
+        await rig.press("escape")
+        assert "net_rx worst CPU" in rig.text
+
+    await drive(Rig(session), script)
+
+
 async def test_save_asks_for_a_name_and_does_not_hold_up_the_keys() -> None:
     gate, asked = threading.Event(), []
 
@@ -343,7 +362,7 @@ async def test_a_source_that_hangs_leaves_the_keys_alive() -> None:
         assert "stalled for 1m40s: no answer from /run/" in rig.lines[0]
         await rig.pilot.press("j", "?")
         await rig.pilot.pause()
-        assert rig.app.help is not None
+        assert rig.app.page == "help"
         await rig.pilot.press("q", "q")
         await rig.until(lambda: not rig.app.is_running)
 
@@ -403,7 +422,7 @@ async def test_every_action_can_be_carried_out() -> None:
                 continue
             rig.app.do(action)
             await rig.settle()
-            rig.app.prompt = rig.app.help = None
+            rig.app.prompt, rig.app.page = None, ""
             assert rig.app.failure is None
 
     session, _ = live(30)

@@ -1,0 +1,78 @@
+"""When each probe could see, so that "nothing happened" is never said of a time nobody watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dsprobe.recordings import streams as st
+from dsprobe.recordings.lanes import Edges, Values
+from dsprobe.recordings.session import FOREVER, Session, Status
+
+_WORKING = np.array([word in ("attached", "shed") for word in st.STATUSES])
+
+
+@dataclass(frozen=True, eq=False)
+class _History:
+    """States of one probe as a whole, in order of time."""
+
+    t: Edges
+    status: npt.NDArray[np.uint8]
+    reason: npt.NDArray[np.object_]
+    working: npt.NDArray[np.bool_]
+
+
+class Coverage:
+    """The states in ``meta.coverage`` of every probe as a whole; keep one per viewer."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rows = -1
+        self._probes: dict[str, _History] = {}
+
+    def refresh(self) -> None:
+        """Take in rows that have come since."""
+        rows = self._session.read(st.META_COVERAGE.name, 0, FOREVER)
+        names = set(rows.dtype.names or ())
+        if len(rows) == self._rows or not {"probe", "program", "status", "reason"} <= names:
+            return
+        self._rows = len(rows)
+        whole = rows[rows["program"] == ""]
+        for probe in set(whole["probe"]):
+            own = whole[whole["probe"] == probe]
+            status = own["status"].astype(np.uint8)
+            working = _WORKING[np.minimum(status, len(_WORKING) - 1)]
+            working &= status < len(_WORKING)
+            t = own["t"].astype(np.int64)
+            self._probes[str(probe)] = _History(t, status, own["reason"], working)
+
+    def at(self, probe: str, t: int) -> Status | None:
+        """State of ``probe`` at ``t``; None where nothing is said of it up to then."""
+        history = self._probes.get(probe)
+        last = np.searchsorted(history.t, min(t, FOREVER - 1), "right") if history else 0
+        if history is None or last == 0:
+            return None
+        code = int(history.status[last - 1])
+        word = st.STATUSES[code] if code < len(st.STATUSES) else f"status {code}"
+        return Status(word, str(history.reason[last - 1]))
+
+    def mask(self, probe: str, quiet: bool, values: Values, first: int, width: int) -> Values:
+        """``values`` of buckets ``first`` on with NaN where ``probe`` was not attached; of a
+        ``quiet`` lane with 0 only where it was attached from the bucket's start to its end."""
+        history = self._probes.get(probe)
+        if history is None:
+            return np.where(values == 0, np.nan, values) if quiet else values
+        start = (np.arange(len(values)) + first) * width
+        # State 0 is "before the first row", not attached; lo to hi are in force in the bucket.
+        lo = np.searchsorted(history.t, start, "right")
+        hi = np.searchsorted(history.t, start + width, "left")
+        ups = np.concatenate([[0, 0], np.cumsum(history.working)])
+        up = ups[hi + 1] - ups[lo]
+        ever, throughout = up > 0, up == hi - lo + 1
+        shown = values.copy()
+        shown[~ever] = np.nan
+        if quiet:
+            shown[~throughout & (shown == 0)] = np.nan
+        return shown
