@@ -71,7 +71,8 @@ install() {
             python3-bpfcc) echo python3-bcc ;;
             iproute2) echo iproute ;;
             libc6-dev) echo glibc-devel ;;
-            util-linux | procps | python3 | ca-certificates | *) echo "$name" ;;
+            procps) echo procps-ng ;;
+            *) echo "$name" ;;
             esac
         done)
         say "installing $(echo "$names" | tr '\n' ' ')(dnf)"

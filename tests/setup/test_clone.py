@@ -138,6 +138,19 @@ def test_without_root_it_says_what_it_needs(checkout: Path, place: Path) -> None
     assert done.stderr.splitlines()[-1].startswith(f"dsprobe: cannot write in {outdated}: run sudo")
 
 
+def test_a_user_without_root_sets_up_a_clone_of_their_own(place: Path) -> None:
+    own = clone(place / "own")
+    subprocess.run(["chown", "-R", "65534:65534", own], check=True)
+    done = run([*NOBODY, own / "scripts/dsprobe", "info", own / "README.md"], place)
+    assert done.returncode == 1, done.stderr
+    *steps, error = done.stderr.splitlines()
+    assert "making" in steps[0]
+    assert "Python packages" in steps[-1]
+    assert "README.md" in error
+    assert (own / ".venv/bin/dsprobe").stat().st_uid == 65534
+    shutil.rmtree(own)
+
+
 def lane(screen: str, title: str) -> float:
     """The number that the screen shows for a lane now; 0 where it shows none yet."""
     found = re.search(rf"{title} +<?([\d.]+)", screen)
