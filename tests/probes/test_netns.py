@@ -139,7 +139,7 @@ def test_text_is_bounded_and_ends_with_a_whole_line(
     assert netns._text(str(path)) == "x" * 29 + "\n" + "y" * 29 + "\n"
 
 
-HOSTILE = ("esc\x1b[2J", "gs\x1dx", "nel\u0085x", "ls\u2028x", "%s%n", "-rf")
+HOSTILE = ("esc\x1b[2J", "gs\x1dx", "nel\u0085x", "ls\u2028x", "a;$(id)", "-rf")
 
 
 def test_interfaces_with_hostile_names(pair: made.Pair) -> None:
