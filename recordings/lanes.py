@@ -140,7 +140,8 @@ def share(*fields: str) -> Callable[[Rows, Edges], Values]:
         amount = np.asarray(sum(rows[f].astype(float) for f in fields))
         part, whole = spread(rows, amount, edges), spread(rows, rows["dt"], edges)
         out: Values = np.full(len(part), np.nan)
-        return np.divide(100.0 * part, whole, out=out, where=whole > 0)
+        np.divide(100.0 * part, whole, out=out, where=whole > 0)
+        return np.minimum(out, 100.0)  # ticks, as above
 
     return compute
 

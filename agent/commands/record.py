@@ -27,8 +27,8 @@ LAST_ROWS_SECONDS = 2.0
 
 def run(args: argparse.Namespace) -> int:
     stop = _Stop()
-    path, own = wire.SOCKET, True
-    if args.probes is not None:
+    path = args.socket or wire.SOCKET
+    if args.probes is not None and args.socket is None:
         # An agent of its own, so that what runs already is left as it is.
         path = f"{os.path.dirname(wire.SOCKET)}/record-{os.getpid()}.sock"
     connection, own = agents.find_or_start(

@@ -119,6 +119,7 @@ VERBS: tuple[Verb, ...] = (
             _output("file to write (MCAP)"),
             Option(("--duration",), "duration", "stop after this long", "DURATION",
                    values.duration),
+            _SOCKET,
             _PROBES,
             _FORCE,
         ),
