@@ -24,7 +24,7 @@ from dsprobe.recordings.model import SchemaError, Stream
 
 MAX_PROBLEMS = 20
 MAX_CHUNKS = 2_000_000
-MAX_SUMMARY_BYTES = 96 << 20
+MAX_SUMMARY_BYTES = 160 << 20
 MAX_SKIPPED_RECORDS = 100_000
 MAX_SEARCH_BYTES = 256 << 20
 DEFAULT_SPAN = 2 * 10**9

@@ -10,7 +10,7 @@ import fcntl
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import zstandard
 from mcap import records as mr
@@ -70,7 +70,9 @@ class McapOut:
         self._packer = zstandard.ZstdCompressor(level=LEVEL)
         self._schemas: list[mr.Schema] = []
         self._channels: list[mr.Channel] = []
-        self._chunks: list[mr.ChunkIndex] = []
+        self._chunks = bytearray()
+        self._chunk_count = 0
+        self._first, self._last = 1 << 62, 0
         self._counts: dict[int, int] = {}
         self._metadata: list[mr.MetadataIndex] = []
         self._undeclared: list[mr.McapRecord] = []
@@ -148,7 +150,10 @@ class McapOut:
             uncompressed_size=chunk.uncompressed_size,
         )
         self._append(end(out))
-        self._chunks.append(where)
+        # Kept as bytes: a day of recording has two hundred thousand of them.
+        self._chunks += pack(where)
+        self._chunk_count += 1
+        self._first, self._last = min(self._first, body.first), max(self._last, body.last)
         for id, n in body.counts.items():
             self._counts[id] = self._counts.get(id, 0) + n
 
@@ -171,12 +176,12 @@ class McapOut:
         index = mr.MetadataIndex(self.offset + at, out.count - at, name)
         mr.DataEnd(0).write(out)
         groups = (
-            (Opcode.SCHEMA, self._schemas),
-            (Opcode.CHANNEL, self._channels),
-            (Opcode.STATISTICS, [self._statistics(len(attachments))]),
+            (Opcode.SCHEMA, pack(*self._schemas)),
+            (Opcode.CHANNEL, pack(*self._channels)),
+            (Opcode.STATISTICS, pack(self._statistics(len(attachments)))),
             (Opcode.CHUNK_INDEX, self._chunks),
-            (Opcode.ATTACHMENT_INDEX, attachments),
-            (Opcode.METADATA_INDEX, [*self._metadata, index]),
+            (Opcode.ATTACHMENT_INDEX, pack(*attachments)),
+            (Opcode.METADATA_INDEX, pack(*self._metadata, index)),
         )
         start = self.offset + out.count
         self._append(end(out) + _summary(start, groups))
@@ -190,11 +195,11 @@ class McapOut:
             attachment_count=attachments,
             channel_count=len(self._channels),
             channel_message_counts=self._counts,
-            chunk_count=len(self._chunks),
+            chunk_count=self._chunk_count,
             message_count=sum(self._counts.values()),
             metadata_count=len(self._metadata) + 1,
-            message_start_time=min((k.message_start_time for k in self._chunks), default=0),
-            message_end_time=max((k.message_end_time for k in self._chunks), default=0),
+            message_start_time=self._first if self._chunk_count else 0,
+            message_end_time=self._last,
             schema_count=len(self._schemas),
         )
 
@@ -210,16 +215,14 @@ class McapOut:
         self.offset += len(view)
 
 
-def _summary(start: int, groups: Iterable[tuple[Opcode, Sequence[mr.McapRecord]]]) -> bytes:
-    """Summary section that begins at ``start``, footer and magic."""
+def _summary(start: int, groups: Iterable[tuple[Opcode, bytes | bytearray]]) -> bytes:
+    """Summary section of records by opcode that begins at ``start``, footer and magic."""
     out = RecordBuilder()
     offsets = []
     for opcode, group in groups:
-        begin = out.count
-        for record in group:
-            record.write(out)
-        if out.count > begin:
-            offsets.append(mr.SummaryOffset(opcode, start + begin, out.count - begin))
+        if group:
+            offsets.append(mr.SummaryOffset(opcode, start + out.count, len(group)))
+            out.write(group)
     offsets_start = start + out.count
     for offset in offsets:
         offset.write(out)

@@ -14,7 +14,7 @@
 * ``sequence`` counts the frames of a channel from 0, modulo 2**32; a number that is left out is a
   frame that was lost before it reached the file.
 * Chunks are zstd frames that state their content size, with a CRC, unpacked mostly under 2 MiB and
-  never over 20 MiB; each holds at most one frame per stream for most streams, in order of arrival.
+  never over 20 MiB; mostly with one frame per stream, in order of arrival.
   Rows arrive in about the order of ``t``.  A chunk is complete on disk when its message indexes
   are; the owner calls :meth:`Writer.flush` twice a second, so a crash loses less than a second.
 * ``rollup.lane`` comes in frames of up to 60 s: one chunk a minute holds any.
@@ -51,6 +51,7 @@ from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.rollups import Rollups
 
 CHUNK_BYTES = 1 << 20  # of rows in memory: then a chunk is finished without being asked to
+LARGE_BYTES = 1 << 17  # of rows in memory: from here on meta rows get a chunk of their own
 FRAME_BYTES = 4 << 20  # of rows in memory: a frame is split there
 ROLLUP_SPAN = 60 * 10**9
 DIGEST_BYTES = 8 << 20  # of rows of one meta stream; one that outgrows it is not repeated
@@ -226,15 +227,27 @@ class Writer:
             self._sums = []
 
     def _commit(self) -> None:
-        """Write what is pending as one chunk; it counts only once it is in the file."""
-        if not self._pending:
+        """Write what is pending; it counts only once it is in the file."""
+        names = list(self._pending)
+        if self._pending_bytes > LARGE_BYTES:
+            # So that a reader without the copy at the end finds the meta rows without unpacking
+            # all the others.
+            meta = [name for name in names if self._channels[name].stream.is_meta]
+            self._commit_chunk(meta)
+            names = [name for name in names if name not in meta]
+        self._commit_chunk(names)
+        self._pending_bytes = 0
+
+    def _commit_chunk(self, names: Sequence[str]) -> None:
+        if not names:
             return
         taken: list[tuple[_Channel, Frame]] = []
         try:
             body = ChunkBody(self._out.declarations())
-            for name, parts in self._pending.items():
+            for name in names:
                 channel = self._channels[name]
-                for frame in _frames(channel, channel.seq + self._gaps.get(name, 0), parts):
+                seq = channel.seq + self._gaps.get(name, 0)
+                for frame in _frames(channel, seq, self._pending[name]):
                     body.add(channel.id, frame.seq, frame.t0, frame.t1, frame.data)
                     taken.append((channel, frame))
             self._out.chunk(body)
@@ -242,11 +255,11 @@ class Writer:
             self._stop(e)
         for channel, frame in taken:
             channel.count(frame)
-        for name, parts in self._pending.items():
+        for name in names:
+            parts = self._pending.pop(name)
             self._channels[name].missing += self._gaps.pop(name, 0)
             if self._channels[name].stream.is_meta:
                 self._digest.add(self._channels[name].stream, parts)
-        self._pending, self._pending_bytes = {}, 0
 
     def _finish(self, stopped: str) -> None:
         body = ChunkBody()

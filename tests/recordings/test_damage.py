@@ -265,7 +265,8 @@ def test_a_summary_that_points_anywhere(tmp_path: Path) -> None:
     out.begin("x", c.FORMAT_RECORD, {"format": "1.0"})
     channel = out.declare("marker", st.MARKER.to_json(), {"max_span_ns": "99999999999999999999"})
     for offset, length in ((1 << 61, 100), (0, 1 << 61), (8, 50), (1 << 62, 1 << 62)):
-        out._chunks.append(mr.ChunkIndex(length, offset, "zstd", 1, T0, 1, {channel: 1}, T0, 1))
+        entry = mr.ChunkIndex(length, offset, "zstd", 1, T0, 1, {channel: 1}, T0, 1)
+        out._chunks += pack(entry)
     out.finish(b"\xff" * 20, c.TOTALS_RECORD, {"streams": '{"marker":{"rows":-5,"last":1e999}}'})
     out.close()
     with open_file(path) as source:

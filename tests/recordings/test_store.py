@@ -375,3 +375,28 @@ def test_facts_and_coverage(tmp_path: Path) -> None:
         assert set(said) == set(facts()["key"])
         state = session.coverage(source)["tcp", ""]
         assert (state.status, state.reason[:10]) == ("missing", "tracepoint")
+
+
+def test_meta_rows_of_a_large_file_that_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are found without unpacking what lies between them."""
+    from dsprobe.recordings import container
+
+    writer = Writer(tmp_path / "big.mcap")
+    head(writer)
+    for i in range(20):
+        at = T0 + i * SECOND
+        writer.append(st.META_CLOCK, st.META_CLOCK.rows(t=[at], wall=[at]))
+        writer.append(st.TCP_RETRANSMIT, random_rows(st.TCP_RETRANSMIT, 5000, start=at))
+        writer.flush()
+    writer.abandon()
+    unpacked = []
+    real = container.unpack_chunk
+    monkeypatch.setattr(
+        container, "unpack_chunk", lambda record: unpacked.append(len(record)) or real(record)
+    )
+    with open_file(tmp_path / "big.mcap") as source:
+        assert len(session.clock(source).mono) == 20
+        assert session.facts(source)["host"] == "testhost"
+    assert sum(unpacked) < (tmp_path / "big.mcap").stat().st_size / 5
