@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from benchlib import intake, throughput
+from benchlib import cost, files, intake, screen, throughput
 from benchlib.model import Bench
 
 BENCHES = (
     Bench("intake", "from a BPF ring to a frame, the same events by bcc's callback", intake.intake),
     Bench("udp", "64-byte UDP datagrams over a veth pair, share of the rate kept", throughput.udp),
     Bench("tcp", "TCP throughput over a veth pair, share of the rate kept", throughput.tcp),
+    Bench("agent", "CPU and memory of the agent with all host probes", cost.cost),
+    Bench("screen", "the live screen in a terminal, all lanes moving", screen.screen),
+    Bench("files", "size of recordings, and time to open, seek and draw them", files.files),
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from benchlib.machine import cpu
 from benchlib.model import Context, Row, failed
 from benchlib.tracers import PEERS, Tracer, dsprobe, running
+from dsprobe.probes.registry import PROBES
 from tests.support.loads import tcp_throughput, udp_flood
 from tests.support.netns import pair
 
@@ -37,7 +38,8 @@ def tcp(ctx: Context) -> Iterator[Row]:
 
 
 def _compare(ctx: Context, load: str, unit: str, measure: Callable[[], float]) -> Iterator[Row]:
-    ours = (dsprobe(ctx, _OURS, "--probes", "softirq"), dsprobe(ctx, "dsprobe (all host probes)"))
+    every = [p.name for p in PROBES]
+    ours = (dsprobe(ctx, _OURS, ["softirq"]), dsprobe(ctx, "dsprobe (all host probes)", every))
     tracers = [*ours, *PEERS]
     missing = [t for t in tracers if t.missing()]
     present = [t for t in tracers if t not in missing]

@@ -7,14 +7,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchlib.machine import cpu
 from benchlib.model import Context
-from benchlib.processes import attachments
+from benchlib.processes import attachments, family
 from tests.support.wait import until
 
 _PROBES = Path(__file__).resolve().parents[2] / "probes"
@@ -52,10 +52,11 @@ PEERS = (
 """Each gives a histogram of run times per vector once a second, from the same two tracepoints."""
 
 
-def dsprobe(ctx: Context, name: str, *options: str) -> Tracer:
-    """``dsprobe record`` into a scratch file."""
+def dsprobe(ctx: Context, name: str, probes: Iterable[str]) -> Tracer:
+    """``dsprobe record`` into a scratch file.  Named probes give it an agent of its own."""
     out = str(ctx.folder / "recording.mcap")
-    return Tracer(name, (ctx.dsprobe, "record", "--force", "-o", out, *options))
+    argv = (ctx.dsprobe, "record", "--force", "-o", out, "--probes", ",".join(probes))
+    return Tracer(name, argv)
 
 
 @contextmanager
@@ -95,7 +96,8 @@ def _attached(process: subprocess.Popen[str], name: str) -> None:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Ask it and its children to end, and see to it that they do."""
+    """Ask it to end and wait for its whole family, so that nothing of it stays attached."""
+    members = family(process.pid)
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sig)
@@ -107,3 +109,4 @@ def _stop(process: subprocess.Popen[str]) -> None:
             continue
     if process.stderr:
         process.stderr.close()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), "all of it ends", 30)
