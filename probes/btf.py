@@ -15,6 +15,8 @@ VMLINUX = Path("/sys/kernel/btf/vmlinux")
 
 _STRUCT, _UNION, _FWD, _TYPEDEF, _FUNC_PROTO, _PTR = 4, 5, 7, 8, 13, 2
 _MODIFIERS = {_TYPEDEF, 9, 10, 11, 18}  # typedef, volatile, const, restrict, type tag
+_MAX_CHAIN = 64  # of typedefs and qualifiers
+_BROKEN = (struct.error, IndexError, ValueError, RecursionError)
 _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
 # Bytes that follow a type record, by kind: (fixed, per vlen).
@@ -86,13 +88,14 @@ class Btf:
 
     def _type(self, type_id: int) -> tuple[int, int, int, bool, int]:
         """(position, kind, vlen, kind flag, size or referred type), modifiers skipped."""
-        while True:
+        for _ in range(_MAX_CHAIN):
             pos = self._index[0][type_id]
             _, info, ref = _TYPE.unpack_from(self._blob, pos)
             kind = info >> 24 & 31
             if kind not in _MODIFIERS or (kind == _TYPEDEF and ref == 0):
                 return pos, kind, info & 0xFFFF, bool(info >> 31), ref
             type_id = ref
+        raise BtfError("unreadable BTF: a type that goes round in circles")
 
     def _text(self, offset: int) -> bytes:
         at = self._strings_at + offset
@@ -118,12 +121,15 @@ class Btf:
 
         Raises :class:`BtfError` when this kernel has no such structure or member.
         """
-        type_id, bits, width = self._named(struct_name, _STRUCT), 0, 0
-        for part in path.split("."):
-            found = self._find(type_id, part.encode())
-            if found is None:
-                raise BtfError(f"struct {struct_name} has no {path} in this kernel")
-            bits, width, type_id = bits + found[0], found[1], found[2]
+        try:
+            type_id, bits, width = self._named(struct_name, _STRUCT), 0, 0
+            for part in path.split("."):
+                found = self._find(type_id, part.encode())
+                if found is None:
+                    raise BtfError(f"struct {struct_name} has no {path} in this kernel")
+                bits, width, type_id = bits + found[0], found[1], found[2]
+        except _BROKEN as e:
+            raise BtfError(f"unreadable BTF: {e}") from None
         return Member(bits // 8, bits % 8, width)
 
     def offset(self, struct_name: str, path: str) -> int:
@@ -135,10 +141,13 @@ class Btf:
 
         Raises :class:`BtfError` when this kernel has no such tracepoint.
         """
-        for type_id in self._index[1].get(f"btf_trace_{name}".encode(), []):
-            _, kind, _, _, ref = self._type(type_id)
-            if kind == _PTR:
-                _, kind, vlen, _, _ = self._type(ref)
-                if kind == _FUNC_PROTO:
-                    return vlen - 1  # the first is the probe's private data
+        try:
+            for type_id in self._index[1].get(f"btf_trace_{name}".encode(), []):
+                _, kind, _, _, ref = self._type(type_id)
+                if kind == _PTR:
+                    _, kind, vlen, _, _ = self._type(ref)
+                    if kind == _FUNC_PROTO:
+                        return vlen - 1  # the first is the probe's private data
+        except _BROKEN as e:
+            raise BtfError(f"unreadable BTF: {e}") from None
         raise BtfError(f"this kernel has no tracepoint {name}")

@@ -87,6 +87,8 @@ class _Compiling:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._cancelled = False
+        self.ended = ""
+        """How it ended, where that was not well."""
 
     def start(self, sock: socket.socket) -> None:
         with self._lock:
@@ -101,9 +103,17 @@ class _Compiling:
 
     def end(self) -> None:
         with self._lock:
-            if self._child:
-                self._child.kill()
-                self._child.wait()
+            child = self._child
+            if child is None:
+                return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.2)  # one that has hung up is about to end
+            code = child.returncode
+            if code:
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                self.ended = f"the compiler {how}"
+            child.kill()
+            child.wait()
 
     def cancel(self) -> None:
         with self._lock:
@@ -143,8 +153,8 @@ class Tracer:
             return coverage
         try:
             result = self._compile(units)
-        except (OSError, EOFError, ValueError, subprocess.SubprocessError) as e:
-            reason = f"BPF programs could not be compiled: {e}"
+        except (OSError, EOFError, LookupError, TypeError, ValueError) as e:
+            reason = f"BPF programs could not be compiled: {self._compiling.ended or e}"
             return coverage + [Coverage(str(u["probe"]), "", "missing", reason) for u in units]
         maps = {name: Map(m["fd"], m["key_size"], m["leaf_size"], m["entries"])
                 for name, m in result["maps"].items()}  # fmt: skip
@@ -182,6 +192,8 @@ class Tracer:
                 ours.settimeout(COMPILE_SECONDS)
                 compiler.send_job(ours, job)
                 return compiler.receive_result(ours)
+            except TimeoutError:
+                raise TimeoutError(f"it took longer than {COMPILE_SECONDS:g} s") from None
             finally:
                 self._compiling.end()
 
