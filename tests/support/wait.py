@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
+def until(condition: Callable[[], T | None], what: str, timeout: float = 20.0) -> T:
     """The first true value of ``condition()``.
 
     AssertionError naming ``what`` when there is none within ``timeout`` seconds.
