@@ -75,7 +75,6 @@ class Agent:
         self._overhead = Overhead()
         self._stopping = False
         self._alone_since = time.monotonic_ns()
-        self._seen = False
         self._ticks = 0
 
     # -- running ------------------------------------------------------------------------------
@@ -237,10 +236,10 @@ class Agent:
 
     def _linger(self, now: int) -> None:
         if self._server.viewers:
-            self._alone_since, self._seen = now, True
+            self._alone_since = now
         elif self._settings.linger is not None:
             # A starter needs a moment to connect before it counts as having left.
-            patience = max(self._settings.linger, 10 * SECOND_NS if not self._seen else 0)
+            patience = max(self._settings.linger, 0 if self._server.served else 10 * SECOND_NS)
             if now - self._alone_since > patience:
                 self.stop()
 

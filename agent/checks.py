@@ -71,13 +71,7 @@ def _root() -> Check:
     if os.geteuid() != 0:
         fix = "run it with sudo; replay, demo, info and dump work without"
         return Check("root", FAILED, "not root, so nothing can be traced", fix, privilege=True)
-    effective = next(
-        int(line.split()[1], 16)
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("CapEff")
-    )
-    # CAP_SYS_ADMIN (21) covers CAP_PERFMON (38) and CAP_BPF (39): capabilities(7).
-    if not effective >> 21 & 1 and not (effective >> 38 & 1 and effective >> 39 & 1):
+    if not syscalls.may_trace():
         fix = "give the container CAP_BPF and CAP_PERFMON, or run dsprobe on the host"
         return Check("root", FAILED, "root without CAP_BPF and CAP_PERFMON", fix, privilege=True)
     return Check("root", OK, "root, with the capabilities to trace")

@@ -73,6 +73,8 @@ class Server:
         self._path, self._hub, self._selector, self._now = path, hub, selector, now
         self._on_mark, self._on_stop = on_mark, on_stop
         self._viewers: dict[int, _Viewer] = {}
+        self.served = 0
+        """How many have ever come."""
         self._group = _group()
         self._lock = _claim(path)
         try:
@@ -147,6 +149,7 @@ class Server:
         )
         follow = message.get("follow") is not False
         s = viewer.subscriber = self._hub.subscribe(since, limit, wanted, follow)
+        self.served += 1
         f = self._hub.flight
         hello = wire.pack(
             "hello",

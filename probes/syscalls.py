@@ -30,6 +30,16 @@ def supported() -> bool:
     return platform.machine() in _NR
 
 
+def may_trace() -> bool:
+    """Whether this process has the capabilities to load and attach programs.
+
+    CAP_SYS_ADMIN (21) covers CAP_PERFMON (38) and CAP_BPF (39): capabilities(7).
+    """
+    with open("/proc/self/status") as f:
+        effective = next(int(line.split()[1], 16) for line in f if line.startswith("CapEff"))
+    return bool(effective >> 21 & 1 or (effective >> 38 & effective >> 39 & 1))
+
+
 def _call(which: int, *args: object) -> int:
     result: int = _libc.syscall(_NR[platform.machine()][which], *args)
     if result < 0:

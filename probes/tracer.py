@@ -137,6 +137,9 @@ class Tracer:
 
     def load(self) -> list[Coverage]:
         """Compile, load and attach; what became of each probe and program.  Takes about 0.6 s."""
+        refused = _refused()
+        if refused:
+            return [Coverage(probe.name, "", "missing", refused) for probe in self.wanted]
         btf: Btf | None
         try:
             btf = Btf.running()
@@ -342,6 +345,18 @@ class Tracer:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds.clear()
+
+
+def _refused() -> str:
+    """Why no program can be loaded at all; empty where that is not known beforehand."""
+    if not syscalls.supported():
+        return f"dsprobe runs on x86_64 and aarch64, not on {platform.machine()}"
+    if not syscalls.may_trace():
+        return (
+            "this process may not load BPF programs; give its container CAP_BPF and CAP_PERFMON,"
+            " or run dsprobe on the host"
+        )
+    return ""
 
 
 def _online() -> set[int]:

@@ -85,6 +85,13 @@ class Box:
                     found.add(int(entry))
         return found - {self._holder.pid}
 
+    def clear(self) -> None:
+        """Kill what still runs in the box."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.pids(), "all have ended")
+
 
 @contextlib.contextmanager
 def box() -> Iterator[Box]:
@@ -97,10 +104,10 @@ def box() -> Iterator[Box]:
         assert holder.stdout
         assert holder.stdout.readline() == "ready\n"
         it = Box(holder)
-        yield it
-        for pid in it.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        try:
+            yield it
+        finally:
+            it.clear()
     finally:
         holder.kill()
         holder.communicate()
