@@ -61,6 +61,16 @@ def test_every_requirement_is_pinned_for_the_set_up() -> None:
     assert wanted <= pinned
 
 
+def test_the_set_up_of_the_tests_installs_every_tool_they_ask_for() -> None:
+    asked = set()
+    for file in (ROOT / "tests").rglob("*.py"):
+        for names in re.findall(r"(?:mark\.tools|no_tools)\(([^)]*)\)", file.read_text()):
+            asked |= set(re.findall(r'"([\w.-]+)"', names))
+    installed = set(re.findall(r"([\w.-]+):[\w.-]+", (ROOT / "scripts/test").read_text()))
+    assert len(asked) > 5
+    assert asked <= installed
+
+
 def test_the_changelog_begins_with_this_version() -> None:
     newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert newest

@@ -71,6 +71,7 @@ def end_all(under: Path) -> None:
 
 
 BARE = """
+mount --bind "$1" "$1" # the root of a machine is a mount point, which ip-netns(8) counts on
 for d in proc sys dev; do mount --rbind /$d "$1/$d"; done
 cd "$1"
 shift
