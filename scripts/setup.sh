@@ -71,6 +71,7 @@ install() {
             python3-bpfcc) echo python3-bcc ;;
             iproute2) echo iproute ;;
             libc6-dev) echo glibc-devel ;;
+            libcap2-bin) echo libcap ;;
             procps) echo procps-ng ;;
             *) echo "$name" ;;
             esac
