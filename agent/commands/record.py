@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pwd
 import signal
@@ -10,10 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from dsprobe.agent.commands import agents
 from dsprobe.agent.commands.capture import Capture
-from dsprobe.agent.commands.errors import Failure
+from dsprobe.agent.commands.errors import PARTIAL, Failure
 from dsprobe.recordings import session, wire
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.errors import StoreFull
@@ -23,6 +25,8 @@ from dsprobe.recordings.writer import Writer
 QUEUE_BYTES = 64 << 20
 LINGER_NS = 2_000_000_000
 LAST_ROWS_SECONDS = 2.0
+GOES_ON_SECONDS = 5.0
+"""How long a command may take to heed the signal that we were sent too."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,12 +38,29 @@ def run(args: argparse.Namespace) -> int:
     connection, own = agents.find_or_start(
         path, "record", args.probes, LINGER_NS, history=0, queue=QUEUE_BYTES
     )
+    command: _Command | None = None
     try:
         with Writer(args.output, force=args.force) as writer:
             capture = Capture(connection, writer)
-            return _record(args, connection, capture, own, stop)
+            _wait_for_probes(connection.path, capture, stop)
+            command = _Command(args.command) if args.command else None
+            progress = _Progress(args.output, capture)
+            try:
+                _record(args.duration, connection, capture, command, stop, progress)
+                _take_the_rest(connection, capture, own)
+            finally:
+                progress.end()
+        print(f"{args.output}: {progress.summary()}", file=sys.stderr)
+    except (Failure, StoreFull) as e:
+        if command is None or command.ended():
+            raise
+        # Said now and not when the command ends, which may be tomorrow.
+        print(f"dsprobe: {e}; {command.name} goes on", file=sys.stderr)
+        command.wait(stop)
+        return e.exit_code
     finally:
         connection.close()
+    return command.wait(stop) if command else 0
 
 
 class _Stop:
@@ -55,32 +76,19 @@ class _Stop:
 
 
 def _record(
-    args: argparse.Namespace, connection: Connection, capture: Capture, own: bool, stop: _Stop
-) -> int:
-    _wait_for_probes(connection.path, capture, stop)
-    command = _start(args.command) if args.command else None
-    started = time.monotonic()
-    progress = _Progress(args.output, capture)
-    code = 0
-    try:
-        while not (stop.asked or connection.ended):
-            if args.duration and time.monotonic() - started >= args.duration / 1e9:
-                break
-            if command and command.poll() is not None:
-                break
-            capture.step(0.1)
-            progress.show()
+    duration: int | None,
+    connection: Connection,
+    capture: Capture,
+    command: _Command | None,
+    stop: _Stop,
+    progress: _Progress,
+) -> None:
+    end = time.monotonic() + duration / 1e9 if duration else math.inf
+    while not (stop.asked or time.monotonic() >= end or (command and command.ended())):
+        capture.step(0.1)
+        progress.show()
         if connection.ended:
-            raise Failure(f"recording ended early: {connection.ended}", exit_code=3)
-        _take_the_rest(connection, capture, own)
-    except StoreFull:
-        progress.end()
-        _finish(command, stop)
-        raise
-    progress.end()
-    code = _finish(command, stop)
-    print(f"{args.output}: {progress.summary()}", file=sys.stderr)
-    return code
+            raise Failure(f"recording ended early: {connection.ended}", exit_code=PARTIAL)
 
 
 def _wait_for_probes(path: str, capture: Capture, stop: _Stop) -> None:
@@ -109,35 +117,41 @@ def _take_the_rest(connection: Connection, capture: Capture, own: bool) -> None:
             break
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Run a command as the user who called sudo, where that is how we became root."""
-    uid, gid = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-    try:
-        if os.geteuid() == 0 and uid and gid and uid.isdigit() and gid.isdigit() and uid != "0":
-            user = pwd.getpwuid(int(uid))
-            env = {**os.environ, "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
-            groups = os.getgrouplist(user.pw_name, int(gid))
-            return subprocess.Popen(
-                command, user=int(uid), group=int(gid), extra_groups=groups, env=env
-            )
-        return subprocess.Popen(command)
-    except (OSError, KeyError) as e:
-        reason = e.strerror if isinstance(e, OSError) else f"no user {uid}"
-        raise Failure(f"{command[0]} cannot be run: {reason}") from None
+class _Command:
+    """The command that is recorded, run as the user who called sudo where that is how we became
+    root.  It is never stopped by us: Ctrl-C has reached it as well, and where recording ends for
+    another reason it goes on, and we wait for it."""
 
-
-def _finish(command: subprocess.Popen[bytes] | None, stop: _Stop) -> int:
-    """The command's exit code.  It is never stopped by us: Ctrl-C has reached it as well, and where
-    recording ended for another reason it goes on, and we wait for it."""
-    if command is None:
-        return 0
-    if stop.asked:
+    def __init__(self, words: Sequence[str]) -> None:
+        self.name = words[0]
+        options: dict[str, Any] = {}
+        uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
         try:
-            command.wait(5)
-        except subprocess.TimeoutExpired:
-            return 0
-    code = command.wait()
-    return 128 - code if code < 0 else code
+            if os.geteuid() == 0 and uid.isdigit() and gid.isdigit() and int(uid):
+                user = pwd.getpwuid(int(uid))
+                names = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+                groups = os.getgrouplist(user.pw_name, int(gid))
+                options = {"user": int(uid), "group": int(gid), "extra_groups": groups}
+                options["env"] = os.environ | names
+            self._process = subprocess.Popen(words, **options)
+        except (OSError, KeyError) as e:
+            reason = e.strerror if isinstance(e, OSError) else f"there is no user {uid}"
+            raise Failure(f"{words[0]} cannot be run: {reason}") from None
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, stop: _Stop) -> int:
+        """Its exit code; 0 where we were asked to stop and it goes on."""
+        asked_since = None
+        while not self.ended():
+            if stop.asked:
+                asked_since = asked_since or time.monotonic()
+                if time.monotonic() - asked_since > GOES_ON_SECONDS:
+                    return 0
+            time.sleep(0.05)
+        code = self._process.returncode
+        return 128 - code if code < 0 else code
 
 
 class _Progress:

@@ -34,8 +34,11 @@ def save(path: str, last: int | None, output: str, force: bool = False) -> str:
         connection.close()
     if connection.ended != "that is all":
         raise Failure(f"{output} is incomplete: {connection.ended}", exit_code=PARTIAL)
+    lost = sum(capture.lost.values())
     held = (capture.last - capture.first) / 1e9
     text = f"{output}: {held:.1f} s, {capture.events:,} rows, {size / 1e6:.2f} MB"
     if last is not None and held < last / 1e9 - 2:
         text += f" (the agent holds no more than that; {last / 1e9:.0f} s were asked for)"
+    if lost:
+        text += f"; {lost:,} rows went from the agent's memory before they were written"
     return text
