@@ -42,8 +42,7 @@ class Connection:
         streams: tuple[str, ...] | None = None,
     ) -> None:
         self.path = path
-        self.ended = ""
-        """Why the connection is over; empty while it is not."""
+        self._ended = ""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.settimeout(HELLO_SECONDS)
         try:
@@ -75,6 +74,16 @@ class Connection:
         except (KeyError, TypeError, SchemaError) as e:
             self.close()
             raise Refused(f"the agent at {path} declares no usable streams: {e}") from None
+
+    @property
+    def ended(self) -> str:
+        """Why the connection is over; empty while it is not, or has brought more than was taken."""
+        return "" if self._waiting else self._ended
+
+    def give_up(self, why: str) -> None:
+        """Take nothing more from an agent that sent what makes no sense."""
+        self._waiting.clear()
+        self._ended = why
 
     def _check_peer(self) -> None:
         """Believe only what root or our own user says (SO_PEERCRED, unix(7))."""
@@ -124,28 +133,28 @@ class Connection:
             waiting, self._waiting = self._waiting, []
             yield from waiting
         taken = 0
-        while not self.ended and taken < limit:
+        while not self._ended and taken < limit:
             if not select.select([self._sock], [], [], 0 if taken else seconds)[0]:
                 return
             try:
                 data = self._sock.recv(_RECEIVE)
                 if not data:
-                    self.ended = "the agent has gone"
+                    self._ended = "the agent has gone"
                     return
                 taken += len(data)
                 for message in self._receiver.feed(data):
                     if message["m"] == "bye":
-                        self.ended = str(message.get("why") or "that is all")
+                        self._ended = str(message.get("why") or "that is all")
                         return
                     yield message
             except ConnectionResetError:
-                self.ended = "the agent has gone"
+                self._ended = "the agent has gone"
             except OSError as e:
-                self.ended = f"the connection broke: {e.strerror or e}"
+                self._ended = f"the connection broke: {e.strerror or e}"
             except wire.WireError as e:
-                self.ended = f"the agent sent what is no message ({e})"
+                self._ended = f"the agent sent what is no message ({e})"
 
     def close(self) -> None:
         """Hang up."""
         self._sock.close()
-        self.ended = self.ended or "closed"
+        self._ended = self._ended or "closed"

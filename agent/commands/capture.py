@@ -56,7 +56,7 @@ class Capture:
             try:
                 frame = wire.to_frame(message)
             except wire.WireError as e:
-                self._connection.ended = f"the agent sent what is no message ({e})"
+                self._connection.give_up(f"the agent sent what is no message ({e})")
                 return
             try:
                 self._writer.write(frame)

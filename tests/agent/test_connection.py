@@ -173,6 +173,22 @@ def test_strange_losses_and_unknown_messages_are_borne() -> None:
         live.close()
 
 
+def test_what_came_with_the_hello_is_not_lost_with_the_good_bye() -> None:
+    """All of a short history may be there at once, before anybody has asked for it."""
+
+    def talk(sock: socket.socket) -> None:
+        sock.sendall(HELLO + frame(5) + frame(6, 3, seq=1) + pack("bye", why=""))
+
+    with fake(talk) as path:
+        c = Connection(path)
+        got = []
+        while not c.ended:
+            got += list(c.receive(1.0))
+        assert [m["n"] for m in got] == [1, 3]
+        assert c.ended == "that is all"
+        c.close()
+
+
 def test_agent_that_dies_in_the_middle_of_a_message() -> None:
     with fake(says(HELLO, frame(5), frame(6, 1000)[:700])) as path:
         live = LiveSession(Connection(path))

@@ -41,10 +41,12 @@ def here(shared: Box) -> Iterator[Box]:
 
 @pytest.fixture
 def agent(here: Box) -> Iterator[Process]:
-    """A daemon with all probes attached."""
+    """A daemon with all probes attached and rows of all that are never quiet."""
     process = here.agent()
     live = here.connect()
     ready(live, *PROBES)
+    for stream in ("cpu.usage", "softirq.cpu"):
+        until(lambda: (live.wait(0.05), len(live.read(stream, 0, FOREVER)))[1], stream)  # noqa: B023
     live.close()
     yield process
     if process.poll() is None:
