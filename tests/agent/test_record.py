@@ -18,7 +18,7 @@ from dsprobe.recordings.filesession import open_file
 from dsprobe.recordings.session import FOREVER, coverage
 from dsprobe.recordings.streams import STREAMS
 from tests.support import programs
-from tests.support.box import Box, Process, box, end, ready
+from tests.support.box import WORKS, Box, Process, box, end, ready
 from tests.support.wait import until
 
 pytestmark = pytest.mark.bpf
@@ -111,7 +111,7 @@ def test_duration_and_what_is_in_it(here: Box, agent: Process, tmp_path: Path) -
     assert (code, out) == (0, ""), err
     said = assert_whole(here, path)
     assert 1.5 < said["duration_s"] < 4.5
-    assert said["coverage"]["softirq"]["status"] == "attached"
+    assert said["coverage"]["softirq"]["status"] in WORKS
     with open_file(str(path)) as f:
         overhead = f.read("meta.overhead", 0, FOREVER)
         assert len(f.read("meta.clock", 0, FOREVER)) >= 2
@@ -263,7 +263,7 @@ def test_probes_of_its_own_beside_a_running_agent(
     assert code == 0, err
     with open_file(str(path)) as f:
         said = coverage(f)
-        assert said["softirq", ""].status == "attached"
+        assert said["softirq", ""].status in WORKS
         assert said["tcp", ""].status == "off"
         assert len(f.read("softirq.cpu", 0, FOREVER)) > 0
         assert not len(f.read("cpu.usage", 0, FOREVER))
@@ -346,7 +346,7 @@ def test_save_what_just_happened(here: Box, agent: Process, tmp_path: Path) -> N
     assert last(tmp_path / "s.mcap") > now - SECOND // 2
     assert "holds no more" not in err
     with open_file(str(tmp_path / "s.mcap")) as f:
-        assert coverage(f)["softirq", ""].status == "attached"  # said long before
+        assert coverage(f)["softirq", ""].status in WORKS  # said long before
 
 
 def test_save_of_more_than_is_held_says_so(here: Box, agent: Process, tmp_path: Path) -> None:

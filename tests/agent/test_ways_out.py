@@ -13,7 +13,7 @@ import pytest
 
 from dsprobe.recordings.live import LiveSession
 from tests.support import programs
-from tests.support.box import Box, Process, box, end, ready
+from tests.support.box import WORKS, Box, Process, box, end, ready
 from tests.support.wait import until
 
 pytestmark = pytest.mark.bpf
@@ -39,7 +39,7 @@ def started(here: Box, *words: str) -> tuple[Process, LiveSession, set[int]]:
     agent = here.agent(*words)
     live = here.connect()
     said = ready(live, *BPF)
-    assert {said[p, ""].status for p in BPF} == {"attached"}
+    assert {said[p, ""].status for p in BPF} <= {*WORKS}
     ours = programs.held_by(agent.pid)
     assert len(ours) == 7
     assert ours <= programs.loaded()
@@ -175,8 +175,9 @@ def test_one_probe_alone_and_one_that_does_not_exist(here: Box) -> None:
     live = here.connect()
     said = ready(live, *BPF)
     assert {p: said[p, ""].status for p in BPF} == {
-        "softirq": "attached", "napi": "off", "tcp": "off", "runq": "off",
+        "softirq": said["softirq", ""].status, "napi": "off", "tcp": "off", "runq": "off",
     }  # fmt: skip
+    assert said["softirq", ""].status in WORKS
     until(lambda: len(programs.held_by(agent.pid)) == 3, "only its programs")
     live.close()
     end(agent)

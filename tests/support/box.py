@@ -124,6 +124,10 @@ def ready(live: LiveSession, *probes: str) -> dict[tuple[str, str], Status]:
     return until(said, f"the agent says what became of {', '.join(probes)}")
 
 
+WORKS = ("attached", "shed")
+"""What coverage says of a probe that works, with all its detail or, under load, with less."""
+
+
 def end(process: Process, number: int = signal.SIGTERM, timeout: float = 20) -> tuple[int, str]:
     """Send a signal; exit code and stderr once it has ended."""
     process.send_signal(number)
