@@ -18,6 +18,7 @@ from dsprobe.agent.flight import Flight
 from dsprobe.agent.hub import Hub
 from dsprobe.agent.overhead import Overhead
 from dsprobe.agent.server import Server
+from dsprobe.agent.shedding import Shedding
 from dsprobe.agent.workers import Worker, collect
 from dsprobe.probes.probe import Batch, BpfProbe, Loss, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
@@ -73,6 +74,7 @@ class Agent:
         self._loading: threading.Thread | None = None
         self._loaded: list[Coverage] = []
         self._overhead = Overhead()
+        self._shedding = Shedding(self.tracer)
         self._stopping = False
         self._alone_since = time.monotonic_ns()
         self._ticks = 0
@@ -182,6 +184,8 @@ class Agent:
         for probe in probes:
             if last or self._ticks % probe.every == 0:
                 self._collect(probe)
+        if self._loading is None:
+            self._cover(self._shedding.decide(now))
         for worker in self._workers:
             if last or self._ticks % worker.probe.every == 0:
                 worker.ask()
@@ -228,6 +232,7 @@ class Agent:
     def _second(self, now: int) -> None:
         self._pair_clock()
         if self._loading is None:
+            self.tracer.follow_cpus()
             self._lose(now, self._overhead.losses(self.tracer))
             flight = self.hub.flight.bytes
             viewers = self._server.viewers

@@ -43,8 +43,11 @@ class Softirq(BpfProbe):
     def __init__(self, slow_ns: int = SLOW_NS) -> None:
         self._slow_ns = slow_ns
         self._discarded = 0
-        shape = (possible_cpus(), len(VECTORS))
-        self._cpu, self._vec = np.indices(shape).reshape(2, -1)
+        self._at = 0
+        self.fastest = 0.0
+        """Runs per second on the busiest CPU, in the last interval."""
+        self._shape = (possible_cpus(), len(VECTORS))
+        self._cpu, self._vec = np.indices(self._shape).reshape(2, -1)
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         return {"SOFTIRQ_SLOW_NS": self._slow_ns}
@@ -58,6 +61,9 @@ class Softirq(BpfProbe):
     def collect(self, now: int) -> list[Batch]:
         cells = self._cells.snapshot()
         before, self._before = self._before, cells
+        runs = (cells["count"] - before["count"]).reshape(self._shape).sum(axis=1)
+        self.fastest = float(runs.max()) / max(now - self._at, 1) * 1e9 if self._at else 0.0
+        self._at = now
         moved = (cells["count"] != before["count"]) | (cells["busy"] != before["busy"])
         i = np.flatnonzero(moved)
         if not len(i):

@@ -131,6 +131,7 @@ class Tracer:
         """When each attached probe took its first reading (CLOCK_MONOTONIC ns)."""
         self._attached: dict[str, _Attached] = {}
         self._fds: list[int] = []
+        self._cpus = _online()
         self._compiling = _Compiling()
 
     # -- loading ------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class Tracer:
             if p.kind == "raw_tracepoint":
                 links.append(syscalls.open_raw_tracepoint(p.target, fd))
             else:
-                for cpu in os.sched_getaffinity(0) | _online():
+                for cpu in self._cpus:
                     links.append(syscalls.open_cpu_clock(cpu, int(p.target), fd))
         except OSError as e:
             if e.errno == errno.ENOENT:
@@ -293,6 +294,32 @@ class Tracer:
                 coverage.append(Coverage(a.probe.name, "", "attached", program.otherwise))
             return coverage
         return []
+
+    def follow_cpus(self) -> None:
+        """Sample on CPUs that have come online since the last call too."""
+        online = _online()
+        new, self._cpus = online - self._cpus, online
+        for a in self._attached.values() if new else ():
+            for p in a.probe.programs:
+                if p.kind == "cpu_clock" and p.function in a.links:
+                    for cpu in new:
+                        with contextlib.suppress(OSError):  # gone again
+                            fd = syscalls.open_cpu_clock(cpu, int(p.target), a.programs[p.function])
+                            a.links[p.function].append(fd)
+
+    def rest(self, function: str) -> None:
+        """Take one program off for a while; coverage is the caller's to change."""
+        for a in self._attached.values():
+            for fd in a.links.pop(function, ()):
+                os.close(fd)
+
+    def resume(self, function: str) -> bool:
+        """Put a program that rests back on; whether it is on now."""
+        for a in self._attached.values():
+            for program in a.probe.programs:
+                if program.function == function and function in a.programs:
+                    return function in a.links or not self._link(a, program)
+        return False
 
     # -- reading ------------------------------------------------------------------------------
 
