@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.maps import MappedArray
@@ -18,6 +19,9 @@ from dsprobe.recordings.streams import NET_NAPI
 _CELLS = 64
 """Cells per CPU; a device may lie in any of ``_PROBES`` of them."""
 _PROBES = 8
+_STALE_NS = 600_000_000_000
+"""A device that has not polled for so long gives its cells back: devices of containers come and go,
+and those that are gone must not take the place of those that come."""
 
 _CELL = np.dtype(
     [("dev", "<u8"), ("net", "<u8"), ("polls", "<u8"), ("work", "<u8"), ("budget_hits", "<u8"),
@@ -56,11 +60,14 @@ class Napi(BpfProbe):
 
     def start(self) -> None:
         self._before = self._cells.snapshot()
+        self._moved_at = np.zeros(len(self._before), np.uint64)
 
     def collect(self, now: int) -> list[Batch]:
         cells = self._cells.snapshot()
         before, self._before = self._before, cells
         moved = np.flatnonzero(cells["polls"] != before["polls"])
+        self._moved_at[moved] = now
+        self._give_back(np.flatnonzero((cells["polls"] > 0) & (self._moved_at + _STALE_NS < now)))
         if not len(moved):
             return []
         # One row per device, over all CPUs.
@@ -73,6 +80,11 @@ class Napi(BpfProbe):
         for f in _SUMS:
             np.add.at(rows[f], of, (cells[f] - before[f])[moved].astype(rows[f].dtype))
         return [(NET_NAPI, rows)]
+
+    def _give_back(self, stale: npt.NDArray[np.intp]) -> None:
+        """Empty cells; ``polls`` last, as the program takes a cell without polls to be free."""
+        for f in (*_IDENTITY, "dev", "net", "work", "budget_hits", "polls") if len(stale) else ():
+            self._cells.live[f][stale] = self._before[f][stale] = np.zeros(1, _CELL[f])
 
     def losses(self) -> list[Loss]:
         lost = int(self._count.live["lost"].sum())
