@@ -249,6 +249,8 @@ class Tracer:
                 for cpu in self._cpus:
                     links.append(syscalls.open_cpu_clock(cpu, int(p.target), fd))
         except OSError as e:
+            for link in a.links.pop(p.function):
+                os.close(link)
             if e.errno == errno.ENOENT:
                 return f"this kernel has no tracepoint {p.target}"
             return f"cannot be attached: {e.strerror}"

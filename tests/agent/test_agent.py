@@ -6,18 +6,23 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from dsprobe.agent import workers
 from dsprobe.agent.agent import Agent, Settings
+from dsprobe.agent.commands.save import save
 from dsprobe.probes import tracer
-from dsprobe.probes.probe import Batch, Probe, Unavailable
+from dsprobe.probes.probe import Batch, Loss, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
 from dsprobe.probes.softirq import Softirq
+from dsprobe.recordings.filesession import open_file
+from dsprobe.recordings.session import FOREVER
 from dsprobe.recordings.streams import CPU_LOAD
 from tests.support.agents import watched
+from tests.support.bpfrun import run_raw_tracepoint
 from tests.support.wait import until
 
 
@@ -136,7 +141,7 @@ def test_own_cost_is_a_row_each_second() -> None:
     with watched(Quick()) as it:
         until(lambda: len(it.rows("meta.overhead")) >= 2, "rows come")
         rows = it.rows("meta.overhead")
-        assert (rows["viewers"] == 1).all()
+        assert rows["viewers"][-1] == 1
         assert (rows["rss"] > 10 << 20).all()
         assert (rows["flight_bytes"] > 0).all()
         assert (rows["agent_cpu"] <= rows["dt"] * (os.cpu_count() or 1)).all()
@@ -186,3 +191,52 @@ def test_a_bpf_probe_that_cannot_be_read_is_taken_off() -> None:
         until(lambda: it.coverage()["softirq", ""].status == "missing", "it is seen")
         assert not it.agent.tracer.probes
         until(lambda: quick.read > 3, "the other one goes on")
+
+
+class Leaky(Quick):
+    """Loses a prime number of rows at each reading."""
+
+    name = "leaky"
+    blocking: ClassVar[bool] = True
+
+    def losses(self) -> list[Loss]:
+        return [Loss("cpu.load", "ring buffer full", 7)]
+
+
+def test_losses_are_rows_and_add_up() -> None:
+    leaky = Leaky()
+    with watched(leaky) as it:
+        until(lambda: len(it.rows("meta.loss")) >= 3, "losses are told")
+        it.stop()
+        rows = it.rows("meta.loss")
+        assert set(rows["reason"]) == {"ring buffer full"}
+        assert set(rows["stream"]) == {"cpu.load"}
+        assert it.session.lost() == {"cpu.load": 7 * leaky.read}
+        assert rows["lost"].sum() == 7 * leaky.read
+        assert len(it.rows("cpu.load")) == leaky.read
+        it.stop = lambda: None  # type: ignore[method-assign]
+
+
+@pytest.mark.bpf
+def test_a_full_ring_is_a_loss_in_the_session_and_the_file(tmp_path: Path) -> None:
+    """Slow softirqs without end, into a ring that nobody reads for a while."""
+    with watched(Softirq(slow_ns=1)) as it:  # every run is slow
+        tracer, drain = it.agent.tracer, it.agent.tracer.drain
+        attached = tracer._attached["softirq"]
+        counts = attached.rings["softirq_slow"][2].live
+        tracer.drain = lambda: iter(())  # type: ignore[method-assign]
+        entry, exit_ = attached.programs["softirq_entry"], attached.programs["softirq_exit"]
+        while int(counts["lost"].sum()) < 1009:
+            run_raw_tracepoint(entry, 0, 9)
+            run_raw_tracepoint(exit_, 0, 9)
+        tracer.drain = drain  # type: ignore[method-assign]
+        t = it.pass_by()
+        path = str(tmp_path / "s.mcap")
+        save(it.session.name, None, path)
+        lost = int(it.rows("meta.loss", 0, t)["lost"].sum())
+        assert lost >= 1009
+        assert it.session.lost()["softirq.slow"] >= lost
+    with open_file(path) as f:
+        assert f.lost()["softirq.slow"] >= lost
+        assert set(f.read("meta.loss", 0, FOREVER)["reason"]) == {"ring buffer full"}
+        assert len(f.read("softirq.slow", 0, FOREVER)) >= (256 << 10) // 56  # what fits the ring

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import sys
@@ -278,4 +279,41 @@ def test_statistics_are_off_when_nobody_asks() -> None:
     before = t.costs()["softirq_entry"].runs
     until(lambda: t.probes[0].collect(1), "it runs")
     assert t.costs()["softirq_entry"].runs == before
+    t.close()
+
+
+def without_raise(name: str) -> Softirq:
+    """A softirq probe on a kernel where softirq_raise is called ``name``."""
+    probe = Softirq()
+    probe.programs = tuple(  # type: ignore[misc]
+        dataclasses.replace(p, target=name) if p.function == "softirq_raise" else p
+        for p in Softirq.programs
+    )
+    return probe
+
+
+def test_a_program_that_could_not_be_attached_is_no_program() -> None:
+    t, said = load(without_raise("softirq_of_tomorrow"))
+    assert said["softirq", "softirq_raise"].status == "missing"
+    assert said["softirq", ""].reason == "raise-to-run latency is not measured"
+    assert t.costs().keys() == {"softirq_entry", "softirq_exit"}
+    assert t.detach("softirq_raise", "a test") == []
+    assert not t.resume("softirq_raise")
+    assert not t.resume("softirq_raise")
+    t.close()
+
+
+def test_resting_and_resuming() -> None:
+    t, said = load(Softirq())
+    waits = lambda: sum(int(r["waits"].sum()) for _, r in t.probes[0].collect(1))  # noqa: E731
+    until(waits, "raises are seen")
+    t.rest("softirq_raise")
+    t.rest("softirq_raise")
+    assert "softirq_raise" not in t.costs()
+    until(lambda: not waits(), "what was raised before has run")
+    until(lambda: t.probes[0].collect(1), "runs are seen all the same")
+    assert t.resume("softirq_raise")
+    assert t.resume("softirq_raise")
+    until(waits, "raises are seen again")
+    assert_works(t, said, "softirq")
     t.close()
