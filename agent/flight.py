@@ -16,7 +16,7 @@ MAX_KEPT_BYTES = 4 << 20
 """Of each of these streams: one that grows does not push out another."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A frame as the message that goes out.  ``cost`` is its memory in bytes."""
 

@@ -94,8 +94,9 @@ class _Compiling:
         with self._lock:
             if self._cancelled:
                 raise EOFError("told to end")
+            isolated = ["-I"] if sys.flags.isolated else []
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "dsprobe.probes.compiler", str(sock.fileno())],
+                [sys.executable, *isolated, "-m", "dsprobe.probes.compiler", str(sock.fileno())],
                 pass_fds=[sock.fileno()],
                 stdin=subprocess.DEVNULL,
                 cwd="/",  # -m puts the working directory, which may be anybody's, in front

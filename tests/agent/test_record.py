@@ -53,8 +53,8 @@ def agent(here: Box) -> Iterator[Process]:
         end(process)
 
 
-def recorder(here: Box, path: Path, *words: str) -> Process:
-    return here.popen("record", "-o", str(path), *words, stdout=subprocess.DEVNULL)
+def recorder(here: Box, path: Path, *words: str, **options: Any) -> Process:
+    return here.popen("record", "-o", str(path), *words, stdout=subprocess.DEVNULL, **options)
 
 
 def last(path: Path, *streams: str) -> int:
@@ -329,6 +329,23 @@ def test_own_agent_ends_when_its_recorder_is_killed(here: Box, tmp_path: Path) -
     process.communicate()
     until(lambda: not here.pids(), "its agent has ended", timeout=6)
     assert not ours & programs.loaded()
+
+
+def test_own_agent_outlives_the_terminal(here: Box, tmp_path: Path) -> None:
+    """When SSH drops, the whole session gets SIGHUP, but not the agent: it is in another one."""
+    path = tmp_path / "r.mcap"
+    process = recorder(here, path, start_new_session=True)
+    until(lambda: path.exists() and last(path, "softirq.cpu"), "rows are written")
+    (own,) = here.pids() - {process.pid}
+    assert os.getsid(own) == own != os.getsid(process.pid)
+    again = here.connect()
+    os.killpg(process.pid, signal.SIGHUP)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    t = again.span()[1]
+    until(lambda: again.wait(0.05) and again.span()[1] > t + SECOND, "it goes on for who looks")
+    again.close()
+    until(lambda: not here.pids(), "and ends after them", timeout=6)
 
 
 # -- save --------------------------------------------------------------------------------------

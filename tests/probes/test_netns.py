@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 from dsprobe.probes import netns
 from dsprobe.probes.netdev import Netdev
 from dsprobe.probes.netns import Namespace, discover, read
-from dsprobe.recordings.streams import NET_DEVICE
+from dsprobe.probes.sockets import RESCAN_NS, Sockets
+from dsprobe.recordings.streams import META_NETNS, NET_DEVICE, TCP_SOCKETS
 from tests.support import loads
 from tests.support import netns as made
 
@@ -162,3 +165,51 @@ def test_interfaces_with_hostile_names(pair: made.Pair) -> None:
     assert {(pair.left.inode, n) for n in names} <= found.keys()
     for name in names:
         subprocess.run([*pair.left.argv(), b"ip", b"link", b"del", b"dev", name], check=True)
+
+
+def test_sockets_by_namespace_and_its_name(pair: made.Pair) -> None:
+    """Only namespaces that have sockets or traffic; each new name is told once."""
+    sockets = Sockets()
+    sockets.start()
+    batches = dict(sockets.collect(time.monotonic_ns()))
+    names = {int(r["id"]): r["name"] for r in batches[META_NETNS]}
+    assert names[HOST] == "host"
+    assert names[pair.left.inode] == pair.left.name
+
+    def listen() -> socket.socket:
+        s = socket.socket()
+        s.bind((pair.right.ipv4, 0))
+        s.listen(5)
+        return s
+
+    server = pair.right.call(listen)
+    client = pair.left.call(lambda: socket.create_connection(server.getsockname(), 5))
+    client.sendall(b"x")
+    batches = dict(sockets.collect(time.monotonic_ns()))
+    assert META_NETNS not in batches
+    rows = {int(r["netns"]): r for r in batches[TCP_SOCKETS]}
+    left, right = rows[pair.left.inode], rows[pair.right.inode]
+    assert (left["inuse"], left["established"]) == (1, 1)
+    assert (right["inuse"], right["established"]) == (2, 1)
+    assert left["out_segs"] >= 3  # SYN, ACK, data
+    assert right["in_segs"] >= 3
+    assert left["retrans_segs"] == 0
+    client.close()
+    server.close()
+
+
+def test_a_namespace_that_goes_and_one_that_comes(pair: made.Pair) -> None:
+    name = f"dsp-t-{os.getpid()}-new"
+    sockets = Sockets()
+    sockets.start()
+    now = 10 * RESCAN_NS
+    sockets.collect(now)
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    inode = Path("/run/netns", name).stat().st_ino
+    assert META_NETNS not in dict(sockets.collect(now + RESCAN_NS - 1))
+    told = dict(sockets.collect(now + RESCAN_NS))[META_NETNS]
+    assert told[["id", "name"]].tolist() == [(inode, name)]
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    rows = dict(sockets.collect(now + RESCAN_NS + 1))[TCP_SOCKETS]
+    assert inode not in rows["netns"]  # its numbers cannot be read any more, the others' can
+    assert META_NETNS not in dict(sockets.collect(now + 3 * RESCAN_NS))
