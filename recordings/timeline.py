@@ -158,34 +158,43 @@ class Timeline:
             return out
         block = self._block(stream, len(lanes), window, lo, hi)
         if lo < block.first:
-            older, _ = self._compute(stream, lanes, Window(lo, block.first - lo, w), end)
+            older, _ = self._compute(stream, lanes, Window(lo, block.first - lo, w), begin, end)
             block = _Block(lo, np.hstack([older, block.values]))
         if hi > block.stop:
             stop = block.stop
-            values, closed = self._compute(stream, lanes, Window(stop, hi - stop, w), end)
+            values, closed = self._compute(stream, lanes, Window(stop, hi - stop, w), begin, end)
             block = _Block(block.first, np.hstack([block.values, values[:, :closed]]))
             _place(out, values[:, closed:], stop + closed - window.first)
         _place(out, block.values, block.first - window.first)
         self._keep(stream, w, block, lo)
         return out
 
-    def _compute(self, stream: str, lanes: list[int], part: Window, end: int) -> tuple[Values, int]:
+    def _compute(
+        self, stream: str, lanes: list[int], part: Window, begin: int, end: int
+    ) -> tuple[Values, int]:
         """Values of ``part``, and how many of its first buckets will not change any more."""
         step = max(SLAB // part.width, 1)
         pieces, closed = [], 0
         for first in range(part.first, part.first + part.count, step):
             count = min(step, part.first + part.count - first)
-            values, done = self._slab(stream, lanes, Window(first, count, part.width), end)
+            values, done = self._slab(stream, lanes, Window(first, count, part.width), begin, end)
             pieces.append(values)
             if closed == first - part.first:
                 closed += done
         return np.hstack(pieces), closed
 
-    def _slab(self, stream: str, lanes: list[int], part: Window, end: int) -> tuple[Values, int]:
+    def _slab(
+        self, stream: str, lanes: list[int], part: Window, begin: int, end: int
+    ) -> tuple[Values, int]:
         live = self.session.live
         sampled = "dt" in self.session.streams[stream].by_name
         rows = self.session.read(stream, part.start, part.end + (LATE if sampled else 0))
         edges: Edges = np.arange(part.first, part.first + part.count + 1) * part.width
+        # The first and the last bucket count for as much of them as the session holds.
+        if edges[0] < begin < edges[1]:
+            edges[0] = begin
+        if not live and edges[-2] <= end < edges[-1]:
+            edges[-1] = end + 1
         known = closed = part.count
         if live:
             # How far the rows can tell: a sample speaks for the time before it.

@@ -175,14 +175,15 @@ class Observer:
         key = (self.tables, at, span, arrived)
         if key == self._tables[0]:
             return self._tables[1]
-        start = max(at - span, 0)
+        first = min(self.player.start, at - SECOND)
+        start = max(at - span, first, 0)
         wanted: dict[str, Table] = {}
         if {"cpus", "vectors"} & set(self.tables):
             rows = softirq_rows(self.session, start, at)
             made = {"cpus": _cpus, "vectors": _vectors}
             wanted = {n: make(rows, start, at) for n, make in made.items() if n in self.tables}
         if "flows" in self.tables:
-            wanted["flows"] = _flows(self.session, max(at - max(span, FLOW_SPAN), 0), at)
+            wanted["flows"] = _flows(self.session, max(at - FLOW_SPAN, first, 0), at)
         self._tables = (key, wanted)
         return wanted
 

@@ -20,7 +20,7 @@ def show(path: str, speed: float = 1.0, start: str | None = None) -> int:
     from dsprobe.tui.app import run as screen
 
     with open_file(path) as session:
-        code = screen(session, save=None, start="start", speed=speed)
+        code = screen(session, save=None, start="start", speed=speed, at=start)
         for problem in session.problems:
             print(f"dsprobe: {path}: {problem}", file=sys.stderr)
         return PARTIAL if code == OK and session.problems else code

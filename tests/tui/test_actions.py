@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from dsprobe.tui.actions import ACTIONS, BY_KEY, as_markdown, keys_of, matching
 from dsprobe.tui.glyphs import ASCII, BLOCKS
 from dsprobe.tui.lines import text_of
@@ -74,3 +77,14 @@ def test_the_palette_keeps_its_choice_in_range_and_in_view() -> None:
     assert prompt.picked() in matching("zoom") or prompt.picked() is None
     for height in (1, 2, 5, 100):
         assert len(prompt_lines(prompt, BLOCKS, 80, height)) <= max(height, 1)
+
+
+def test_the_documentation_has_the_keys_of_today() -> None:
+    """``DSPROBE_GOLDEN=write`` brings it up to date."""
+    page = Path(__file__).parents[2] / "docs" / "screen.md"
+    before, start, rest = page.read_text(encoding="utf-8").partition("<!-- keys -->\n")
+    _, end, after = rest.partition("<!-- /keys -->")
+    wanted = before + start + as_markdown() + end + after
+    if os.environ.get("DSPROBE_GOLDEN") == "write":
+        page.write_text(wanted, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == wanted

@@ -248,3 +248,20 @@ def test_keys_from_a_file_cannot_ask_for_memory() -> None:
     rows = st.SOFTIRQ_CPU.rows(t=[10, 20], dt=10, cpu=[0, 65535], vec=3, busy=[5, 10])
     worst = BY_KEY["net_rx.worst"].compute(rows, np.array([0, 10, 20]))
     assert worst.tolist() == [50.0, 100.0]
+
+
+@pytest.mark.parametrize("width", LADDER[:6])
+def test_the_buckets_at_the_ends_are_not_low_for_being_short(width: int) -> None:
+    session = MemorySession(live=False)
+    t = BOOT + 370 * MS + np.arange(1, 80) * 100 * MS
+    session.append("meta.coverage", t=0, probe="tcp", program="", status=0)
+    session.append("tcp.retransmit", t=t, segments=3)
+    session.refresh()
+    begin, end = session.span()
+    window = Window(begin // width, end // width - begin // width + 1, width)
+    got = values(Timeline(session), "tcp.retransmits", window)
+    seconds = np.diff([begin, *np.arange(1, window.count) * width + window.start, end + 1]) / 1e9
+    if width <= SECOND:
+        assert (got * seconds).sum() == pytest.approx(3 * len(t)), "every segment is counted"
+    if width >= SECOND:
+        assert got == pytest.approx(np.full(window.count, 30.0), rel=0.4)
