@@ -30,6 +30,7 @@ GROUP = "dsprobe"
 MAX_VIEWERS = 32
 QUEUE_BYTES = 8 << 20
 MAX_QUEUE_BYTES = 128 << 20
+HELLO_NS = 10_000_000_000
 LAST_WORDS_SECONDS = 1.0
 _SEND_AT_ONCE = 1 << 20
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13
@@ -42,8 +43,8 @@ class ServerError(Exception):
 
 
 class _Viewer:
-    def __init__(self, sock: socket.socket, uid: int) -> None:
-        self.sock, self.uid = sock, uid
+    def __init__(self, sock: socket.socket, uid: int, since: int) -> None:
+        self.sock, self.uid, self.since = sock, uid, since
         self.receiver = wire.Receiver(wire.MAX_REQUEST)
         self.subscriber: Subscriber | None = None
         self.pending = memoryview(b"")
@@ -107,7 +108,7 @@ class Server:
                 sock.send(wire.pack("bye", why=why))
             sock.close()
             return
-        viewer = _Viewer(sock, uid)
+        viewer = _Viewer(sock, uid, self._now())
         self._viewers[sock.fileno()] = viewer
         self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._ready(viewer, mask))
 
@@ -206,9 +207,13 @@ class Server:
     # -- all of them --------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what has been queued to viewers that were idle."""
+        """Send what has been queued to viewers that were idle; those that never say what they want
+        must not keep their places."""
+        late = self._now() - HELLO_NS
         for viewer in list(self._viewers.values()):
-            if not viewer.watches_writes and viewer.subscriber:
+            if viewer.subscriber is None and viewer.since < late:
+                self._drop(viewer)
+            elif not viewer.watches_writes and viewer.subscriber:
                 self._send(viewer)
 
     def close(self, why: str) -> None:

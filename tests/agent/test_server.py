@@ -68,6 +68,7 @@ def test_without_follow_history_and_good_bye() -> None:
             kinds.update(m["m"] for m in connection.receive(0.1))
         assert connection.ended == "that is all"
         assert kinds == {"frame": 10}
+        connection.close()
         until(lambda: not s.server.viewers, "it has left")
 
 
@@ -235,6 +236,23 @@ def test_silence_and_strange_hellos_are_borne() -> None:
         until(lambda: not s.server.viewers, "they have left")
 
 
+def test_who_says_nothing_loses_its_place() -> None:
+    with serving() as s:
+        silent = [s.raw() for _ in range(MAX_VIEWERS)]
+        s.turn()
+        with pytest.raises(Refused):
+            Connection(s.path)
+        s.now += 11 * SECOND
+        assert all(read_all(v) == [] for v in silent)
+        live = LiveSession(Connection(s.path))
+        s.now += 11 * SECOND
+        s.publish()
+        until(lambda: held(live) == 1, "who has said hello may stay")
+        live.close()
+        for v in silent:
+            v.close()
+
+
 def test_marks_are_short_text() -> None:
     with serving() as s:
         v = s.raw()
@@ -307,4 +325,5 @@ def test_last_words_reach_who_reads_and_do_not_wait_for_who_does_not() -> None:
             assert given > 0
             c.close()
         silent.close()
+        reader.close()
         s.end = lambda: None  # type: ignore[method-assign]
