@@ -1,7 +1,7 @@
 """How much traffic a host still handles while somebody watches its softirqs.
 
-Everybody measures the same load in turn, in every round, beside a run without anybody; the figure
-is the median over the rounds of (watched rate / unwatched rate of that round).
+Everybody watches the same load in turn, in every round, between two runs without anybody; the
+figure is the median over the rounds of (watched rate / mean of the two unwatched ones beside it).
 """
 
 from __future__ import annotations
@@ -43,23 +43,30 @@ def _compare(ctx: Context, load: str, unit: str, measure: Callable[[], float]) -
     tracers = [*ours, *PEERS]
     missing = [t for t in tracers if t.missing()]
     present = [t for t in tracers if t not in missing]
-    rates: dict[str, list[float]] = {_NOBODY: []}
+    alone: list[float] = []
+    shares: dict[str, list[float]] = {}
     broken: dict[str, str] = {}
     measure()  # once for caches, CPU clocks and the like
     for n in range(ctx.rounds):
         ctx.say(f"bench: {load}, round {n + 1} of {ctx.rounds}")
-        rates[_NOBODY].append(measure())
+        before = measure()
         # Another order each round, so that nobody always runs after the same one.
         turn = n % max(len(present), 1)
         for tracer in present[turn:] + present[:turn]:
-            if tracer.name not in broken:
-                try:
-                    rates.setdefault(tracer.name, []).append(_watched(tracer, measure))
-                except (RuntimeError, AssertionError, OSError) as e:
-                    broken[tracer.name] = str(e)
-    yield Row(f"{load}, {_NOBODY} attached", unit, statistics.median(rates[_NOBODY]))
-    kept = {name: _kept(r, rates[_NOBODY]) for name, r in rates.items() if name not in broken}
-    best = max((kept[t.name][0] for t in PEERS if t.name in kept), default=None)
+            if tracer.name in broken:
+                continue
+            try:
+                watched = _watched(tracer, measure)
+            except (RuntimeError, AssertionError, OSError) as e:
+                broken[tracer.name] = str(e)
+                continue
+            after = measure()
+            shares.setdefault(tracer.name, []).append(2 * watched / (before + after))
+            alone.append(before)
+            before = after
+    yield Row(f"{load}, {_NOBODY} attached", unit, statistics.median(alone or [before]))
+    kept = {name: statistics.median(s) for name, s in shares.items() if name not in broken}
+    best = max((kept[t.name] for t in PEERS if t.name in kept), default=None)
     for tracer in tracers:
         name, unit = f"{load} kept, {tracer.name}", ""
         if tracer in missing:
@@ -67,20 +74,14 @@ def _compare(ctx: Context, load: str, unit: str, measure: Callable[[], float]) -
         elif tracer.name in broken:
             yield failed(name, unit, broken[tracer.name])
         else:
-            median, low, high = kept[tracer.name]
+            low, high = min(shares[tracer.name]), max(shares[tracer.name])
             budget = best if tracer.name == _OURS else None
             note = f"{low:.2f} to {high:.2f}"
             if budget is not None:
                 note += "; the budget is the best peer of this run"
-            yield Row(name, unit, median, budget, True, note)
+            yield Row(name, unit, kept[tracer.name], budget, True, note)
 
 
 def _watched(tracer: Tracer, measure: Callable[[], float]) -> float:
     with running(tracer):
         return measure()
-
-
-def _kept(watched: list[float], alone: list[float]) -> tuple[float, float, float]:
-    """Median, least and most of the kept share."""
-    shares = [w / a for w, a in zip(watched, alone, strict=True)]
-    return statistics.median(shares), min(shares), max(shares)
