@@ -186,6 +186,7 @@ class Agent:
                 self._collect(probe)
         if self._loading is None:
             self._cover(self._shedding.decide(now))
+            self._publish(self._overhead.tick(self.tracer))
         for worker in self._workers:
             if last or self._ticks % worker.probe.every == 0:
                 worker.ask()

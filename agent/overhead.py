@@ -12,17 +12,18 @@ from dsprobe.probes.tracer import Tracer
 from dsprobe.recordings.streams import META_OVERHEAD, META_PROGRAM
 
 SAMPLE_EVERY = 10
-"""BPF statistics cost two clock reads a run, so they are on one second in so many."""
+"""BPF statistics cost two clock reads a run, so they are on for one tick in so many seconds."""
 
 
 class Overhead:
-    """Call :meth:`collect` once a second."""
+    """Call :meth:`collect` once a second, and :meth:`tick` several times in between."""
 
     def __init__(self) -> None:
         self._cpu = time.process_time_ns()
         self._t = time.monotonic_ns()
         self._second = 0
         self._stats = -1
+        self._stats_since = 0
         self._before: dict[str, syscalls.ProgramInfo] = {}
         self._misses: dict[str, int] = {}
         self._share = 0.0  # BPF time per time, by the last sample
@@ -30,12 +31,10 @@ class Overhead:
     def collect(self, now: int, tracer: Tracer, viewers: int, flight: int) -> list[Batch]:
         dt = max(now - self._t, 1)
         cpu = time.process_time_ns()
-        batches: list[Batch] = []
-        if self._stats >= 0:
-            batches += self._sample(now, dt, tracer)
-        elif self._second % SAMPLE_EVERY == 0:
+        if self._stats < 0 and self._second % SAMPLE_EVERY == 1:
             with contextlib.suppress(OSError):  # before Linux 5.8 there is none
                 self._stats = syscalls.enable_stats()
+                self._stats_since = time.monotonic_ns()
                 self._before = tracer.costs()
         self._second += 1
         row = META_OVERHEAD.rows(
@@ -48,10 +47,15 @@ class Overhead:
             flight_bytes=flight,
         )
         self._cpu, self._t = cpu, now
-        return [*batches, (META_OVERHEAD, row)]
+        return [(META_OVERHEAD, row)]
 
-    def _sample(self, now: int, dt: int, tracer: Tracer) -> list[Batch]:
+    def tick(self, tracer: Tracer) -> list[Batch]:
+        """End the sample that :meth:`collect` has begun, if it has."""
+        if self._stats < 0:
+            return []
         after = tracer.costs()
+        now = time.monotonic_ns()
+        dt = max(now - self._stats_since, 1)
         self.close()
         both = [n for n in after if n in self._before]
         if not both:
