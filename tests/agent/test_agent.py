@@ -230,12 +230,11 @@ def test_a_full_ring_is_a_loss_in_the_session_and_the_file(tmp_path: Path) -> No
             run_raw_tracepoint(entry, 0, 9)
             run_raw_tracepoint(exit_, 0, 9)
         tracer.drain = drain  # type: ignore[method-assign]
-        t = it.pass_by()
+        until(lambda: it.rows("meta.loss")["lost"].sum() >= 1009, "it is told")
+        lost = int(it.rows("meta.loss")["lost"].sum())
+        assert it.session.lost()["softirq.slow"] >= lost
         path = str(tmp_path / "s.mcap")
         save(it.session.name, None, path)
-        lost = int(it.rows("meta.loss", 0, t)["lost"].sum())
-        assert lost >= 1009
-        assert it.session.lost()["softirq.slow"] >= lost
     with open_file(path) as f:
         assert f.lost()["softirq.slow"] >= lost
         assert set(f.read("meta.loss", 0, FOREVER)["reason"]) == {"ring buffer full"}

@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,9 @@ import pytest
 from dsprobe.agent import host
 from dsprobe.recordings import session
 from dsprobe.recordings.session import coverage
-from tests.support.box import Box, box, end, ready
+from tests.support.box import Box, end, ready
 
 PLACES = ("/sys/kernel/tracing", "/sys/fs/bpf")
-
-
-@pytest.fixture
-def here() -> Iterator[Box]:
-    with box() as it:
-        yield it
 
 
 def inside(here: Box, *command: str | bytes, check: bool = True) -> str:

@@ -1,84 +1,27 @@
-"""`dsprobe record` and `save` as people run them."""
+"""`dsprobe record` as people run it."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dsprobe.recordings.filesession import open_file
 from dsprobe.recordings.session import FOREVER, coverage
-from dsprobe.recordings.streams import STREAMS
+from tests.agent.recording import assert_whole, info, last, recorder, small_disk
 from tests.support import programs
-from tests.support.box import WORKS, Box, Process, box, end, ready
+from tests.support.box import WORKS, Box, Process, end
 from tests.support.wait import until
 
 pytestmark = pytest.mark.bpf
 
 PROBES = ("softirq", "napi", "tcp", "runq", "cpu", "sockets", "netdev")
 SECOND = 10**9
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Box]:
-    with box() as it:
-        yield it
-
-
-@pytest.fixture
-def here(shared: Box) -> Iterator[Box]:
-    yield shared
-    shared.clear()
-
-
-@pytest.fixture
-def agent(here: Box) -> Iterator[Process]:
-    """A daemon with all probes attached and rows of all that are never quiet."""
-    process = here.agent()
-    live = here.connect()
-    ready(live, *PROBES)
-    for stream in ("cpu.usage", "softirq.cpu"):
-        until(lambda: (live.wait(0.05), len(live.read(stream, 0, FOREVER)))[1], stream)  # noqa: B023
-    live.close()
-    yield process
-    if process.poll() is None:
-        end(process)
-
-
-def recorder(here: Box, path: Path, *words: str, **options: Any) -> Process:
-    return here.popen("record", "-o", str(path), *words, stdout=subprocess.DEVNULL, **options)
-
-
-def last(path: Path, *streams: str) -> int:
-    """``t`` of the last row of ``streams`` (default: of all but meta)."""
-    with open_file(str(path)) as f:
-        names = streams or [n for n in f.streams if n in STREAMS and "." in n and n[:4] != "meta"]
-        ts = [f.read(n, 0, FOREVER)["t"] for n in names if not n.startswith("rollup")]
-        return max((int(t[-1]) for t in ts if len(t)), default=0)
-
-
-def info(here: Box, path: Path) -> tuple[int, dict[str, Any], str]:
-    code, out, err = here.run("info", "--json", str(path))
-    assert "Traceback" not in err
-    return code, json.loads(out), err
-
-
-def assert_whole(here: Box, path: Path) -> dict[str, Any]:
-    code, said, err = info(here, path)
-    assert (code, err) == (0, "")
-    assert not said["truncated"]
-    assert said["streams"]["cpu.usage"]["rows"] > 0
-    assert said["streams"]["softirq.cpu"]["rows"] > 0
-    assert os.stat(path).st_mode & 0o777 == 0o600
-    return said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -200,12 +143,6 @@ def test_command_runs_as_who_called_sudo(here: Box, agent: Process, tmp_path: Pa
 
 
 # -- what goes wrong ---------------------------------------------------------------------------
-
-
-def small_disk(here: Box, folder: Path, size: str) -> None:
-    """A tmpfs of ``size`` at ``folder``, in the box."""
-    subprocess.run(here.argv("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)),
-                   check=True)  # fmt: skip
 
 
 @pytest.mark.parametrize("with_command", [False, True])
@@ -346,73 +283,3 @@ def test_own_agent_outlives_the_terminal(here: Box, tmp_path: Path) -> None:
     until(lambda: again.wait(0.05) and again.span()[1] > t + SECOND, "it goes on for who looks")
     again.close()
     until(lambda: not here.pids(), "and ends after them", timeout=6)
-
-
-# -- save --------------------------------------------------------------------------------------
-
-
-def test_save_what_just_happened(here: Box, agent: Process, tmp_path: Path) -> None:
-    live = here.connect()
-    until(lambda: live.wait(0.1) and live.span()[1] - live.span()[0] > 2 * SECOND, "2 s have gone")
-    live.close()
-    now = time.monotonic_ns()
-    code, _, err = here.run("save", "--last", "1s", "-o", str(tmp_path / "s.mcap"))
-    assert code == 0, err
-    said = assert_whole(here, tmp_path / "s.mcap")
-    assert 0.7 < said["duration_s"] < 1.8
-    assert last(tmp_path / "s.mcap") > now - SECOND // 2
-    assert "holds no more" not in err
-    with open_file(str(tmp_path / "s.mcap")) as f:
-        assert coverage(f)["softirq", ""].status in WORKS  # said long before
-
-
-def test_save_of_more_than_is_held_says_so(here: Box, agent: Process, tmp_path: Path) -> None:
-    code, _, err = here.run("save", "--last", "5m", "-o", str(tmp_path / "s.mcap"))
-    assert code == 0
-    assert "the agent holds no more than that; 300 s were asked for" in err
-    assert_whole(here, tmp_path / "s.mcap")
-
-
-def test_save_while_recording(here: Box, tmp_path: Path) -> None:
-    """Beside the recorder's own agent; neither disturbs the other."""
-    path = tmp_path / "r.mcap"
-    process = recorder(here, path)
-    until(lambda: path.exists() and last(path, "cpu.usage"), "rows are written")
-    until(lambda: last(path, "softirq.cpu"), "and of softirqs")
-    code, _, err = here.run("save", "--last", "10s", "-o", str(tmp_path / "s.mcap"))
-    assert code == 0, err
-    assert end(process, signal.SIGINT)[0] == 0
-    assert_whole(here, path)
-    assert_whole(here, tmp_path / "s.mcap")
-    # What both hold is the same, row for row.
-    with open_file(str(path)) as r, open_file(str(tmp_path / "s.mcap")) as s:
-        for stream in ("cpu.usage", "softirq.cpu"):
-            mine, theirs = r.read(stream, 0, FOREVER), s.read(stream, 0, FOREVER)
-            first, final = int(mine["t"][0]), int(theirs["t"][-1])
-            assert first <= final
-            both = [x[(x["t"] >= first) & (x["t"] <= final)] for x in (mine, theirs)]
-            assert len(both[0]) > 0
-            assert (both[0] == both[1]).all()
-            assert len(both[0]) == len(both[1])
-
-
-def test_save_without_an_agent(here: Box, tmp_path: Path) -> None:
-    code, _, err = here.run("save", "--last", "1m", "-o", str(tmp_path / "s.mcap"))
-    assert code == 1
-    assert err == (
-        "dsprobe: no agent listens at /run/dsprobe/agent.sock: start one with dsprobe agent\n"
-    )
-    assert not (tmp_path / "s.mcap").exists()
-
-
-def test_save_onto_a_full_disk(here: Box, agent: Process, tmp_path: Path) -> None:
-    small_disk(here, tmp_path, "12k")
-    live = here.connect()
-    until(lambda: live.wait(0.1) and live.span()[1] - live.span()[0] > SECOND, "some has gone")
-    live.close()
-    code, _, err = here.run("save", "--last", "1m", "-o", str(tmp_path / "s.mcap"))
-    assert code == 3
-    assert "No space left on device" in err
-    assert "Traceback" not in err
-    assert agent.poll() is None
-    subprocess.run(here.argv("umount", "-l", str(tmp_path)), check=True)

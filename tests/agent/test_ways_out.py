@@ -6,32 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from dsprobe.recordings.live import LiveSession
 from tests.support import programs
-from tests.support.box import WORKS, Box, Process, box, end, ready
+from tests.support.box import WORKS, Box, Process, end, ready
 from tests.support.wait import until
 
 pytestmark = pytest.mark.bpf
 
 BPF = ("softirq", "napi", "tcp", "runq")
 SECOND = 10**9
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Box]:
-    with box() as it:
-        yield it
-
-
-@pytest.fixture
-def here(shared: Box) -> Iterator[Box]:
-    yield shared
-    shared.clear()
 
 
 def started(here: Box, *words: str) -> tuple[Process, LiveSession, set[int]]:

@@ -274,15 +274,6 @@ def test_refusals_are_errors(call: Any) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_statistics_are_off_when_nobody_asks() -> None:
-    t, _ = load(Softirq())
-    until(lambda: t.probes[0].collect(1), "it runs")
-    before = t.costs()["softirq_entry"].runs
-    until(lambda: t.probes[0].collect(1), "it runs")
-    assert t.costs()["softirq_entry"].runs == before
-    t.close()
-
-
 def without_raise(name: str) -> Softirq:
     """A softirq probe on a kernel where softirq_raise is called ``name``."""
     probe = Softirq()
