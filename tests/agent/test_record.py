@@ -34,7 +34,7 @@ def test_signals_leave_a_whole_file(here: Box, tmp_path: Path, number: int) -> N
     assert code == 0, err
     assert err.splitlines()[-1].startswith(f"{path}: ")
     assert_whole(here, path)
-    assert last(path) > asked - SECOND // 2
+    assert last(path) > asked - SECOND
     until(lambda: not here.pids(), "its agent has ended", timeout=5)
 
 

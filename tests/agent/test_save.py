@@ -29,7 +29,7 @@ def test_save_what_just_happened(here: Box, agent: Process, tmp_path: Path) -> N
     assert code == 0, err
     said = assert_whole(here, tmp_path / "s.mcap")
     assert 0.7 < said["duration_s"] < 1.8
-    assert last(tmp_path / "s.mcap") > now - SECOND // 2
+    assert last(tmp_path / "s.mcap") > now - SECOND
     assert "holds no more" not in err
     with open_file(str(tmp_path / "s.mcap")) as f:
         assert coverage(f)["softirq", ""].status in WORKS  # said long before

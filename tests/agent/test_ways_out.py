@@ -200,7 +200,7 @@ def test_statistics_are_sampled_and_switched_off(here: Box) -> None:
     entry = by_name["softirq_entry"]
     assert entry["runs"] > 0
     assert 5 < entry["run_time"] / entry["runs"] < 100_000
-    assert 0.5 < entry["dt"] / SECOND < 3
+    assert 0 < entry["dt"] / SECOND < 3
     cost = live.read("meta.overhead", int(entry["t"]), 1 << 63)
     total = sum(int(r["run_time"]) for r in rows)
     assert abs(int(cost["bpf_cpu"][0]) / int(cost["dt"][0]) - total / int(entry["dt"])) < 0.001
