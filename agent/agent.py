@@ -297,4 +297,5 @@ class Agent:
 
     def detach(self, function: str, reason: str) -> None:
         """Take one BPF program off while running; coverage says so from then on."""
+        self._drain()
         self._cover(self.tracer.detach(function, reason))

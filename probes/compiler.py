@@ -43,14 +43,22 @@ def receive_result(sock: socket.socket) -> dict[str, Any]:
     leaf_size, entries}}.  Raises OSError or EOFError when the compiler ends without one.
     """
     fds: list[int] = []
+    try:
+        return _receive(sock, fds)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+def _receive(sock: socket.socket, fds: list[int]) -> dict[str, Any]:
+    """Appends to ``fds`` what comes, whatever happens then."""
     while True:
         data, more, _, _ = socket.recv_fds(sock, _MESSAGE, _FDS_PER_MESSAGE)
+        fds += more
         for fd in more:
             os.set_inheritable(fd, False)
-        fds += more
         if not data:
-            for fd in fds:
-                os.close(fd)
             raise EOFError("the compiler ended without an answer")
         if data != b"+":
             break

@@ -40,7 +40,8 @@ def test_a_required_tracepoint_that_does_not_exist(pair: netns.Pair) -> None:
     state = w.coverage()
     assert state["tcp", ""].status == "missing"
     assert "no tracepoint no_such_tracepoint" in state["tcp", ""].reason
-    assert state["softirq", ""] == state["napi", ""] == Status("attached", "")
+    assert state["napi", ""] == Status("attached", "")
+    assert state["softirq", ""].status in ("attached", "shed")  # the flood may be a storm
     assert w.rows("softirq.cpu")["count"].sum() > 1000
     assert w.rows("net.napi")["work"].sum() > 1000
 
