@@ -51,8 +51,8 @@ def test_softirqs_in_the_file_are_the_kernels(pair: netns.Pair, tmp_path: Path) 
     assert_between(by_vector_and_cpu(rows[rows["t"] > start], "count"), low - unheard, high)
     assert rows["count"].sum() > 50_000
     assert end - start > 2_000_000_000
-    attached = {probe for (probe, prog), s in state.items() if not prog and s.status == "attached"}
-    assert attached >= {"softirq", "napi", "netdev", "tcp", "sockets", "cpu"}
+    works = {p for (p, prog), s in state.items() if not prog and s.status in ("attached", "shed")}
+    assert works >= {"softirq", "napi", "netdev", "tcp", "sockets", "cpu"}
 
 
 def test_retransmits_in_the_file_are_the_namespaces(pair: netns.Pair, tmp_path: Path) -> None:
