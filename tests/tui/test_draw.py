@@ -300,3 +300,16 @@ def test_goldens_are_all_in_use() -> None:
     here = {p.name for p in (Path(__file__).parent / "golden").iterdir() if p.suffix != ".py"}
     wanted = {"once.txt", "live-80x24.txt", "live-160x50.txt", "live-40x12.txt"}
     assert {name for name in here if name.endswith(".txt")} == wanted
+
+
+def test_rows_that_come_late_reach_a_table_that_is_paused() -> None:
+    session, scenario = live(20)
+    player = Player(lambda: 0, *session.span(), growing=True, live=True)
+    observer = Observer(session, player)
+    observer.look()
+    player.pause()
+    assert observer.look().tables["cpus"].rows[0][0] == "1"
+    session.append("softirq.cpu", t=scenario.now, dt=9 * SECOND, cpu=3, vec=3, count=1,
+                   busy=9 * SECOND)  # fmt: skip
+    scenario.run(1)
+    assert observer.look().tables["cpus"].rows[0][0] == "3"

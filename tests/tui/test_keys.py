@@ -11,10 +11,10 @@ from textual.pilot import Pilot
 
 from dsprobe.recordings.timeline import LADDER
 from dsprobe.tui.actions import ACTIONS
-from dsprobe.tui.app import Screen
 from dsprobe.tui.glyphs import ASCII, BLOCKS, Glyphs
 from dsprobe.tui.lines import text_of
 from dsprobe.tui.player import DEFAULT_WIDTH, Player
+from dsprobe.tui.screen import Screen
 from dsprobe.tui.snapshot import Observer
 from tests.tui.golden import compare
 from tests.tui.memory import MemorySession

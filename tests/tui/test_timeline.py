@@ -265,3 +265,29 @@ def test_the_buckets_at_the_ends_are_not_low_for_being_short(width: int) -> None
         assert (got * seconds).sum() == pytest.approx(3 * len(t)), "every segment is counted"
     if width >= SECOND:
         assert got == pytest.approx(np.full(window.count, 30.0), rel=0.4)
+
+
+def test_a_bucket_half_watched_does_not_read_zero() -> None:
+    session = MemorySession(live=False)
+    session.append("meta.coverage", t=BOOT + SECOND // 2, probe="tcp", program="", status=0)
+    session.append("tcp.retransmit", t=[BOOT, BOOT + 2500 * MS, BOOT + 5 * SECOND])
+    session.refresh()
+    got = values(Timeline(session), "tcp.retransmits", at(BOOT, SECOND, 4))
+    assert np.isnan(got[0]), "watched from its middle on"
+    assert got[1] == 0
+
+
+def test_rows_that_come_late_are_counted_in_buckets_already_seen() -> None:
+    session, scenario = live(20)
+    timeline = Timeline(session)
+    window = at(scenario.now - 2 * SECOND, 250 * MS, 12)
+    before = values(timeline, "net_rx.worst", window)
+    t = scenario.now
+    session.append("softirq.cpu", t=t, dt=TICK, cpu=9, vec=3, count=1, busy=TICK)
+    scenario.run(1)
+    session.refresh()
+    after = values(timeline, "net_rx.worst", window)
+    assert np.isnan(before[8:]).all()
+    assert before[7] < 50
+    assert after[7] == 100
+    assert np.isfinite(after).all(), "what was open has been filled in"
