@@ -13,8 +13,9 @@ from pathlib import Path
 
 from dsprobe.agent import host
 from dsprobe.agent.server import GROUP
-from dsprobe.probes import syscalls
+from dsprobe.probes import driver, syscalls
 from dsprobe.probes.btf import Btf, BtfError
+from dsprobe.probes.elf import ElfError
 from dsprobe.probes.probe import BpfProbe, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
 from dsprobe.probes.tracer import Tracer
@@ -47,6 +48,7 @@ def all_checks() -> Iterator[Check]:
     yield _types()
     yield from _mounts()
     yield from _probes()
+    yield from _cuda()
     yield _agent()
     yield _terminal()
 
@@ -140,6 +142,31 @@ def _probes() -> Iterator[Check]:
             yield Check(name, LIMITED, str(e))
         except (OSError, ValueError, IndexError, KeyError) as e:
             yield Check(name, FAILED, f"cannot be read: {e}")
+
+
+def _cuda() -> Iterator[Check]:
+    """Who uses CUDA, through which driver library, and what a probe on it would cost."""
+    libraries: dict[tuple[str, int], list[driver.Mapped]] = {}
+    for mapped in driver.users():
+        libraries.setdefault(mapped.key, []).append(mapped)
+    if not libraries:
+        yield Check("CUDA", OK, "no process uses the CUDA driver library (libcuda.so) now")
+    for users in libraries.values():
+        pids = ", ".join(str(u.pid) for u in users[:8]) + (" ..." if len(users) > 8 else "")
+        who = f"{users[0].path}, used by PID {pids}"
+        try:
+            with driver.opened(users[0]) as fd:
+                found = driver.read(fd, users[0].path)
+        except (OSError, ElfError) as e:
+            yield Check("CUDA", LIMITED, f"{who}: cannot be read: {e}")
+            continue
+        version = f"driver {found.version or 'of unknown version'} ({found.machine})"
+        yield Check(
+            "CUDA",
+            OK,
+            f"{who}: {version}, build {found.build_id or 'unknown'}; {found.cheap} of"
+            f" {len(found.functions)} entries have a cheap place for a probe",
+        )
 
 
 def _agent() -> Check:

@@ -1,0 +1,108 @@
+"""Which processes use CUDA, and through which copy of the driver library.
+
+Nearly every CUDA program ends in the driver library, libcuda.so.1, whichever runtime it uses.
+Containers bring copies of their own, so a library is known by device and inode, and is opened
+through /proc/PID/map_files: that is the file which is mapped, whatever lies at its path now.
+Source: proc(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsprobe.probes.elf import ElfError, Function, Library
+from dsprobe.probes.placement import Placement, place
+
+_NAME = re.compile(rb"^libcuda\.so(\.[0-9.]+)?( \(deleted\))?$")
+_VERSION = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
+MAX_MAPS = 16 << 20
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A driver library in the memory of process ``pid``; ``area`` names it in map_files."""
+
+    pid: int
+    path: str
+    device: str
+    inode: int
+    area: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.device, self.inode
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A driver library: ``version`` is "" where its name does not tell, ``entries`` are its API
+    functions with the place for a probe in each (x86_64; none elsewhere)."""
+
+    path: str
+    build_id: str
+    machine: str
+    version: str
+    functions: dict[str, Function]
+    entries: dict[str, Placement]
+
+    @property
+    def cheap(self) -> int:
+        """How many entries have an emulated instruction to sit on."""
+        return sum(p.emulated for p in self.entries.values())
+
+
+def mapped_by(pid: int, proc: Path = Path("/proc")) -> Mapped | None:
+    """The driver library that ``pid`` maps, if it maps one."""
+    try:
+        with open(proc / str(pid) / "maps", "rb") as f:
+            text = f.read(MAX_MAPS)
+    except OSError:
+        return None
+    for match in re.finditer(rb"^.*/(libcuda\.so.*)$", text, re.MULTILINE):
+        columns = match[0].split(None, 5)
+        if len(columns) == 6 and _NAME.match(match[1]):
+            return Mapped(
+                pid,
+                columns[5].decode(errors="replace"),
+                columns[3].decode(errors="replace"),
+                int(columns[4]),
+                columns[0].decode(errors="replace"),
+            )
+    return None
+
+
+def users(proc: Path = Path("/proc")) -> Iterator[Mapped]:
+    """All processes that map a driver library."""
+    for entry in os.listdir(proc):
+        if entry.isdigit() and (mapped := mapped_by(int(entry), proc)):
+            yield mapped
+
+
+@contextlib.contextmanager
+def opened(mapped: Mapped, proc: Path = Path("/proc")) -> Iterator[int]:
+    """A descriptor of the mapped file itself.  Raises OSError once the process has gone."""
+    area = "-".join(x.lstrip("0") or "0" for x in mapped.area.split("-"))
+    fd = os.open(proc / str(mapped.pid) / "map_files" / area, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read(fd: int, path: str) -> Driver:
+    """What the library behind ``fd`` is.  Raises :class:`~dsprobe.probes.elf.ElfError`."""
+    library = Library(fd)
+    functions = library.functions("cu")
+    if "cuInit" not in functions:
+        raise ElfError("not a driver library: it exports no cuInit")
+    entries = {}
+    if library.machine == "x86_64":
+        entries = {name: place(library.code(f, 64)) for name, f in functions.items()}
+    version = _VERSION.search(path)
+    return Driver(path, library.build_id(), library.machine, version[1] if version else "",
+                  functions, entries)  # fmt: skip

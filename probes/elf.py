@@ -1,0 +1,118 @@
+"""What a shared library exports, read without trust.
+
+Any process may map a file that calls itself a driver library, and root reads it: every offset and
+length is checked against the file, and nothing larger than :data:`MAX_TABLE` is read.
+Source: elf(5), System V ABI.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+MAX_TABLE = 32 << 20
+MAX_SECTIONS = 4096
+_EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
+_PHDR = struct.Struct("<IIQQQQQQ")
+_SHDR = np.dtype(
+    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr", "<u8"), ("offset", "<u8"),
+     ("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entsize", "<u8")]
+)  # fmt: skip
+_SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
+     ("size", "<u8")]
+)  # fmt: skip
+_PT_LOAD, _SHT_NOTE, _SHT_DYNSYM = 1, 7, 11
+_STT_FUNC, _STT_GNU_IFUNC = 2, 10
+_NT_GNU_BUILD_ID = 3
+MACHINES = {62: "x86_64", 183: "aarch64"}
+
+
+class ElfError(ValueError):
+    """Not a 64-bit little-endian shared library, or one whose tables lie outside the file."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """``offset`` in the file and ``size`` in bytes (0 where the library does not say)."""
+
+    offset: int
+    size: int
+
+
+class Library:
+    """The ELF file behind ``fd``, which stays the caller's."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._length = os.fstat(fd).st_size
+        try:
+            head = _EHDR.unpack(self._read(0, _EHDR.size))
+        except struct.error:
+            raise ElfError("shorter than an ELF header") from None
+        ident, _, machine, _, _, phoff, shoff, _, _, phsize, phnum, shsize, shnum, _ = head
+        if ident[:6] != b"\x7fELF\x02\x01":
+            raise ElfError("not a 64-bit little-endian ELF file")
+        if phsize != _PHDR.size or shsize != _SHDR.itemsize or shnum > MAX_SECTIONS:
+            raise ElfError("headers of an unknown size")
+        self.machine = MACHINES.get(machine, f"machine {machine}")
+        self._loads = [
+            p for p in _PHDR.iter_unpack(self._read(phoff, phnum * phsize)) if p[0] == _PT_LOAD
+        ]
+        self._sections = np.frombuffer(self._read(shoff, shnum * shsize), _SHDR)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if size > MAX_TABLE or offset + size > self._length:
+            raise ElfError("a table lies outside the file")
+        data = os.pread(self._fd, size, offset)
+        if len(data) != size:
+            raise ElfError("the file ends inside a table")
+        return data
+
+    def _file_offset(self, address: int) -> int:
+        for _, _, offset, vaddr, _, filesz, _, _ in self._loads:
+            if vaddr <= address < vaddr + filesz:
+                return int(address - vaddr + offset)
+        raise ElfError("an address outside the loaded segments")
+
+    def functions(self, prefix: str) -> dict[str, Function]:
+        """Exported functions whose names begin with ``prefix``, by name."""
+        found: dict[str, Function] = {}
+        for section in self._sections[self._sections["type"] == _SHT_DYNSYM]:
+            if section["link"] >= len(self._sections):
+                raise ElfError("a symbol table without names")
+            names_at = self._sections[section["link"]]
+            names = self._read(int(names_at["offset"]), int(names_at["size"]))
+            size = int(section["size"]) // _SYMBOL.itemsize * _SYMBOL.itemsize
+            symbols = np.frombuffer(self._read(int(section["offset"]), size), _SYMBOL)
+            kind = symbols["info"] & 15
+            defined = (symbols["section"] != 0) & ((kind == _STT_FUNC) | (kind == _STT_GNU_IFUNC))
+            want = prefix.encode()
+            for s in symbols[defined & (symbols["name"] < len(names))]:
+                at = int(s["name"])
+                if not names.startswith(want, at):
+                    continue
+                name = names[at : names.find(b"\0", at, at + 256)].decode("ascii", "replace")
+                found[name] = Function(self._file_offset(int(s["value"])), int(s["size"]))
+        return found
+
+    def build_id(self) -> str:
+        """The GNU build id in hexadecimal, "" where there is none."""
+        for section in self._sections[self._sections["type"] == _SHT_NOTE]:
+            if section["size"] > 4096:
+                continue
+            note = self._read(int(section["offset"]), int(section["size"]))
+            if len(note) < 16:
+                continue
+            namesz, descsz, kind = struct.unpack_from("<III", note)
+            if kind == _NT_GNU_BUILD_ID and namesz == 4 and descsz <= len(note) - 16:
+                return note[16 : 16 + descsz].hex()
+        return ""
+
+    def code(self, f: Function, size: int) -> bytes:
+        """The first ``size`` bytes of a function, fewer where the file or the function ends."""
+        limit = min(size, f.size or size, max(self._length - f.offset, 0))
+        return self._read(f.offset, limit)
