@@ -2,6 +2,9 @@
 
 Source: irq:softirq_raise, irq:softirq_entry and irq:softirq_exit (include/trace/events/irq.h), as
 raw tracepoints: 60 to 90 ns a hit, aggregated in the kernel, read without a system call.
+
+Some kernels of sandboxes run no BPF program while a thread of PID 1 is current: softirqs that
+interrupt it are then in /proc/softirqs and not here.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ META_LOSS = Stream(
 META_OVERHEAD = Stream(
     "meta.overhead",
     "What dsprobe itself cost.",
-    "getrusage(2), /proc/self/statm, BPF_ENABLE_STATS (sampled one second in ten)",
+    "getrusage(2), /proc/self/statm, BPF_ENABLE_STATS (sampled a quarter of a second in ten)",
     (
         _T,
         _DT,
@@ -342,7 +342,7 @@ META_OVERHEAD = Stream(
 
 META_PROGRAM = Stream(
     "meta.program",
-    "Cost of each BPF program over one sampled second.",
+    "Cost of each BPF program over one sampled interval.",
     "BPF_ENABLE_STATS, BPF_OBJ_GET_INFO_BY_FD (bpf(2))",
     (
         _T,
