@@ -164,6 +164,7 @@ class Tracer:
         maps = {name: Map(m["fd"], m["key_size"], m["leaf_size"], m["entries"])
                 for name, m in result["maps"].items()}  # fmt: skip
         self._fds += [m.fd for m in maps.values()]
+        self._fds += [p["fd"] for p in result["programs"].values() if "fd" in p]
         for probe in self.wanted:
             if probe.name in result["errors"]:
                 reason = result["errors"][probe.name]
@@ -213,7 +214,6 @@ class Tracer:
     ) -> list[Coverage]:
         fds = {p.function: loaded[p.function]["fd"] for p in probe.programs
                if "fd" in loaded[p.function]}  # fmt: skip
-        self._fds += fds.values()
         a = _Attached(probe, fds)
         try:
             for name, stream in probe.rings.items():
