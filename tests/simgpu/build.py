@@ -65,14 +65,11 @@ def _word(kind: str, name: str) -> str:
 def _wrapper(number: int, s: Symbol, flavour: str) -> str:
     names = [name for _, name in s.arguments]
     words = ", ".join(_word(*a) for a in s.arguments) or "0"
-    head = f"int {s.name}({s.parameters})"
-    if flavour == "driver":
-        head = f"HIDDEN int w_{s.name}({s.parameters})"
-    else:
-        head = f"EXPORT {head}"
+    start = "HIDDEN int w_" if flavour == "driver" else "EXPORT int "
     threads = "true" if s.name.endswith(("_ptsz", "_ptds")) else "false"
     return (
-        f"{head} {{\n    struct call c;\n    const u64 args[] = {{{words}}};\n"
+        f"{start}{s.name}({s.parameters}) {{\n"
+        f"    struct call c;\n    const u64 args[] = {{{words}}};\n"
         f"    int r = call_begin(&c, {number}, {threads}, {len(names)}, args);\n"
         f"    if (!r) r = {s.function}({', '.join(['&c', *names])});\n"
         f"    return call_end(&c, r);\n}}\n"
@@ -81,7 +78,8 @@ def _wrapper(number: int, s: Symbol, flavour: str) -> str:
 
 # The real driver's entry points (535, x86-64): compare a word with a value that says the driver has
 # been shut down, return CUDA_ERROR_DEINITIALIZED if so, else jump through a table.
-_STUB = """__asm__(".text\\n.p2align 4\\n.globl {0}\\n.type {0}, @function\\n{0}:\\n.cfi_startproc\\n"
+_STUB = """__asm__(
+    ".text\\n.p2align 4\\n.globl {0}\\n.type {0}, @function\\n{0}:\\n.cfi_startproc\\n"
     "cmpl $0x321cba00, simgpu_state(%rip)\\n" "je 1f\\n" "jmp *slot_{0}(%rip)\\n"
     ".p2align 3\\n1: movl $4, %eax\\nret\\n.cfi_endproc\\n.size {0}, .-{0}\\n"
     ".data\\n.p2align 3\\nslot_{0}: .quad w_{0}\\n.text\\n");
@@ -113,7 +111,7 @@ def generate(folder: Path, flavour: str) -> None:
         entries.append(f'    {{"{s.name}", {s.name}, {s.since}, {words}}},')
     entries.append("};")
     entries.append(f"const u32 symbol_count = {len(every)};")
-    entries.append("_Static_assert(sizeof symbols / sizeof *symbols <= MAX_SYMBOLS, \"\");")
+    entries.append('_Static_assert(sizeof symbols / sizeof *symbols <= MAX_SYMBOLS, "");')
     (folder / "entries.c").write_text("\n".join(entries) + "\n")
 
 
