@@ -75,19 +75,37 @@ static u64 start_ticks(void) {
     return ticks;
 }
 
-static int truth_file(u64 ticks) {
-    char path[640];
-    if (!config.truth[0]) return -1;
-    for (int i = 0; i < 100; i++) { /* PIDs of two namespaces can be equal */
-        snprintf(path, sizeof path, "%s/%d-%llu-%d.truth", config.truth, (int)getpid(),
-                 (unsigned long long)ticks, i);
-        int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-        if (fd >= 0 || errno != EEXIST) {
-            if (fd < 0) fprintf(stderr, "simgpu: %s: %s; truth is not kept\n", path, strerror(errno));
-            return fd;
-        }
+enum { PATH = 640 };
+
+/* PIDs of two namespaces can be equal: files are numbered. */
+static void file_name(char *path, u64 ticks, int number, const char *end) {
+    snprintf(path, PATH, "%s/%d-%llu-%d.%s", config.truth, (int)getpid(), (unsigned long long)ticks,
+             number, end);
+}
+
+/* A file that becomes truth when it is whole; -1: none. */
+static int new_file(char *path, u64 ticks) {
+    int fd = -1;
+    if (!config.truth[0]) return fd;
+    errno = EEXIST;
+    for (int i = 0; fd < 0 && errno == EEXIST && i < 100; i++) {
+        file_name(path, ticks, i, "new");
+        fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     }
-    return -1;
+    if (fd < 0) fprintf(stderr, "simgpu: %s: %s; truth is not kept\n", path, strerror(errno));
+    return fd;
+}
+
+static void publish(const char *path, u64 ticks) {
+    char name[PATH];
+    int r = -1;
+    errno = EEXIST;
+    for (int i = 0; r < 0 && errno == EEXIST && i < 100; i++) {
+        file_name(name, ticks, i, "truth");
+        r = link(path, name);
+    }
+    if (r < 0) fprintf(stderr, "simgpu: %s: %s; truth is not kept\n", name, strerror(errno));
+    unlink(path);
 }
 
 static struct header *open_truth(void) {
@@ -98,7 +116,8 @@ static struct header *open_truth(void) {
         u64 ticks = start_ticks();
         size_t head = (sizeof *t + 4095) & ~(size_t)4095;
         u64 capacity = config.events;
-        int fd = truth_file(ticks);
+        char path[PATH];
+        int fd = new_file(path, ticks);
         if (fd < 0) capacity = 0; /* nobody could read them */
         mapped = head + capacity * sizeof(struct event);
         if (fd >= 0 && ftruncate(fd, (off_t)mapped)) {
@@ -108,7 +127,6 @@ static struct header *open_truth(void) {
         }
         t = mmap(NULL, mapped, PROT_READ | PROT_WRITE,
                  fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
-        if (fd >= 0) close(fd);
         if (t == MAP_FAILED) {
             perror("simgpu: truth");
             _exit(70);
@@ -122,6 +140,10 @@ static struct header *open_truth(void) {
         t->symbols = symbol_count;
         for (u32 i = 0; i < symbol_count; i++) strncpy(t->names[i], symbols[i].name, NAME - 1);
         memcpy(t->magic, "SIMTRUTH", 8);
+        if (fd >= 0) {
+            publish(path, ticks);
+            close(fd);
+        }
         atomic_store(&truth, t);
     }
     pthread_mutex_unlock(&opening);

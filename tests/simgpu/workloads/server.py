@@ -42,6 +42,10 @@ class Request:
         self.done = threading.Event()
         self.failed = ""
 
+    def refuse(self, why: str) -> None:
+        self.failed = why
+        self.done.set()
+
     @property
     def blocks_wanted(self) -> int:
         return -(-(self.prompt + self.generated + 1) // BLOCK_TOKENS)
@@ -54,6 +58,8 @@ class Engine:
         self.metrics = metrics
         self.error = ""
         self._over = over  # set when the engine ends
+        self._ended = False
+        self._lock = threading.Lock()  # of _ended: nobody waits for an engine that has ended
         self._breath = int(found["breath"])
         self._prompts: list[int] = []
         self.waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
@@ -75,6 +81,27 @@ class Engine:
         finally:
             self.ready.set()
             self._over.set()
+            self._refuse_the_rest()
+
+    def submit(self, request: Request) -> None:
+        with self._lock:
+            if not self._ended:
+                self.waiting.put(request)
+                return
+        request.refuse("the engine has ended")
+
+    def end(self) -> None:
+        self.waiting.put(None)
+        self.thread.join()
+
+    def _refuse_the_rest(self) -> None:
+        with self._lock:
+            self._ended = True
+        while not self.waiting.empty():
+            if request := self.waiting.get():
+                self._running.append(request)
+        for request in self._running:
+            request.refuse("the engine has ended")
 
     def _serve(self) -> None:
         self.driver = Driver()
@@ -112,9 +139,12 @@ class Engine:
                 return False
             self._running.append(request)
             self._prefill(request)
+        self._show_requests()
+        return True
+
+    def _show_requests(self) -> None:
         self.metrics.gauge("num_requests_running", len(self._running))
         self.metrics.gauge("num_requests_waiting", self.waiting.qsize())
-        return True
 
     def _prefill(self, request: Request) -> None:
         self._grow_cache(request)
@@ -166,7 +196,6 @@ class Engine:
         """Nothing runs: what the cache has taken goes back."""
         while self._spare:
             self.driver.ok("cuMemFreeAsync", self._spare.pop(), self.stream)
-        self._show_cache()
 
     def _show_cache(self) -> None:
         used = sum(len(r.blocks) for r in self._running) * self._block_bytes
@@ -210,6 +239,8 @@ class Engine:
             r.done.set()
         if not self._running and self.waiting.empty():
             self._shrink_cache()
+        self._show_cache()
+        self._show_requests()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -238,7 +269,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404 if self.path != "/v1/completions" else 400, "no\n", "text/plain")
             return
         request = Request(prompt, tokens)
-        self.engine.waiting.put(request)
+        self.engine.submit(request)
         request.done.wait()
         body = json.dumps({"generated": request.generated, "error": request.failed})
         self._send(503 if request.failed else 200, body, "application/json")
@@ -291,8 +322,7 @@ def main() -> None:
         print(json.dumps(told.summary()), flush=True)
     else:
         over.wait(seconds or None)
-    engine.waiting.put(None)
-    engine.thread.join()
+    engine.end()
     server.shutdown()
     if engine.error:
         sys.exit(f"the engine has ended: {engine.error}")
