@@ -20,11 +20,11 @@ from tests.simgpu.scenario import parse
 from tests.support.wait import until
 
 FAST = {"gpu": {"memory": "16GiB"}, "kernels": {"prefill": {"us": 20}, "decode_layer": {"us": 5}}}
-SMALL = {"tokens": 4, "prompt": 40, "layers": 4, "weights_mib": 1024, "breath": 10}
+SMALL: dict[str, Any] = {"tokens": 4, "prompt": 40, "layers": 4, "weights_mib": 1024, "breath": 10}
 
 
 @contextmanager
-def serving(folder: Path, **options: object) -> Iterator[str]:
+def serving(folder: Path, **options: Any) -> Iterator[str]:
     """A server that waits for requests; its address.  It is told to end, and must do so well."""
     process = subprocess.Popen(
         workload("server", **SMALL | options), env=environment(folder, parse(FAST)),
@@ -85,7 +85,7 @@ def test_it_serves_completions_and_metrics(tmp_path: Path) -> None:
     assert process.bytes("async") == 0  # the KV cache went back
 
 
-def run(folder: Path, **options: object) -> truth.Process:
+def run(folder: Path, **options: Any) -> truth.Process:
     done = subprocess.run(
         workload("server", **SMALL | options), env=environment(folder, parse(FAST)),
         capture_output=True, text=True, timeout=60,

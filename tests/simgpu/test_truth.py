@@ -21,7 +21,7 @@ from tests.simgpu.target import OUT, Target
 from tests.support.wait import until
 
 
-def work(folder: Path, name: str, scenario: Scenario | None = None, **options: object) -> Any:
+def work(folder: Path, name: str, scenario: Scenario | None = None, **options: Any) -> Any:
     """Run a workload to its end; what it says."""
     done = subprocess.run(
         workload(name, **options), env=environment(folder, scenario),
@@ -73,7 +73,14 @@ def test_a_full_log_loses_calls_and_says_so_but_counts_them(tmp_path: Path) -> N
 @pytest.mark.parametrize("cross", [0, 1])
 def test_a_storm_of_allocations_is_counted_exactly(tmp_path: Path, cross: int) -> None:
     n, count, keep = 3, 701, 14
-    options = {"threads": n, "count": count, "live": 70, "keep": keep, "wrong": 7, "cross": cross}
+    options: dict[str, Any] = {
+        "threads": n,
+        "count": count,
+        "live": 70,
+        "keep": keep,
+        "wrong": 7,
+        "cross": cross,
+    }
     work(tmp_path, "storm", **options, size=4096)
     (process,) = truth.read_all(tmp_path)
     page, each = 2 << 20, n * keep // 7
@@ -121,7 +128,7 @@ def test_the_log_gives_the_live_bytes_again(tmp_path: Path) -> None:
 
 
 def test_children_that_are_forked_executed_and_killed(tmp_path: Path) -> None:
-    options = {"children": 6, "count": 50, "keep": 4, "kill": 3, "exec": 2}
+    options: dict[str, Any] = {"children": 6, "count": 50, "keep": 4, "kill": 3, "exec": 2}
     assert work(tmp_path, "forks", **options) == {"children": 6, "failed": 0}
     processes = truth.read_all(tmp_path)
     assert len({p.pid for p in processes}) == 6

@@ -70,7 +70,8 @@ class Console:
             case "ipc":
                 return self._ipc(request["address"])
             case "end":
-                return self._workers.pop(thread).end()
+                self._workers.pop(thread).end()
+                return None
         raise ValueError(f"no such request: {request['do']}")
 
     def _in(self, thread: str, f: Callable[[], object]) -> object:

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TextIO
 
 from tests.simgpu.driver import Driver
@@ -35,13 +36,14 @@ def _open_truth() -> None:
 
 def record(symbol: str, begun: int, args: Any) -> None:
     """Called by the driver inside the call: our caller is the frame that made it."""
-    frame = sys._getframe(2)  # past this and the closure of Driver.on_call
+    # past this and the closure of Driver.on_call
+    frame: FrameType | None = sys._getframe(2)
     frames = []
     while frame:
         code = frame.f_code
         qualified = getattr(code, "co_qualname", None)
         frames.append([code.co_name, qualified, code.co_filename, frame.f_lineno])
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     row = {
         "symbol": symbol, "begun": begun, "tid": threading.get_native_id(),
         "bytes": args[1] if symbol.startswith("cuMemAlloc") else 0,

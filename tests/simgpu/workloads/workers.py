@@ -28,9 +28,9 @@ def work(number: int, count: int, keep: int) -> None:
 def main() -> None:
     found = options(method="spawn", workers=3, count=50, keep=2)
     gate(found, "ready")
-    context = multiprocessing.get_context(found["method"])
+    multiprocessing.set_start_method(found["method"])
     workers = [
-        context.Process(target=work, args=(i, int(found["count"]), int(found["keep"])))
+        multiprocessing.Process(target=work, args=(i, int(found["count"]), int(found["keep"])))
         for i in range(int(found["workers"]))
     ]
     for w in workers:
