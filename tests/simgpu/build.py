@@ -71,7 +71,8 @@ def _wrapper(number: int, s: Symbol, flavour: str) -> str:
         f"{start}{s.name}({s.parameters}) {{\n"
         f"    struct call c;\n    const u64 args[] = {{{words}}};\n"
         f"    int r = call_begin(&c, {number}, {threads}, {len(names)}, args);\n"
-        f"    if (!r) r = {s.function}({', '.join(['&c', *names])});\n"
+        + ("    if (!r && !out) r = INVALID_VALUE;\n" if "out" in names else "")
+        + f"    if (!r) r = {s.function}({', '.join(['&c', *names])});\n"
         f"    return call_end(&c, r);\n}}\n"
     )
 

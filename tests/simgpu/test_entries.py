@@ -86,6 +86,25 @@ def test_each_call_is_counted_and_refused_before_cuinit(
     assert [process.symbols[e["symbol"]] for e in process.events] == late
 
 
+def test_no_call_crashes_for_want_of_arguments(script: Script) -> None:
+    every = [s.name for s in symbols() if "Destroy" not in s.name and "Reset" not in s.name]
+    results = script(
+        f"""
+        import json
+        from tests.simgpu.driver import Driver
+        driver = Driver()
+        driver.start()
+        print(json.dumps({{n: driver.call(n, *[0] * 11) for n in {every!r}}}))
+        """
+    )
+    assert len(results) == len(every)
+    assert {n for n, r in results.items() if r == 0} < {
+        "cuInit", "cuCtxSetCurrent", "cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz",
+        "cuMemFreeHost", "cuCtxSynchronize", "cuStreamSynchronize", "cuStreamSynchronize_ptsz",
+        "cuStreamQuery", "cuStreamQuery_ptsz", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2",
+    }  # fmt: skip
+
+
 def test_look_up_by_name_gives_the_exported_addresses(script: Script) -> None:
     asked = [
         ("cuMemAlloc", 12000, 0, "cuMemAlloc_v2"),

@@ -42,7 +42,6 @@ int init(struct call *c, u32 flags) {
 
 int driver_version(struct call *c, i32 *out) {
     (void)c;
-    if (!out) return INVALID_VALUE;
     *out = (i32)config.driver_version;
     return OK;
 }
@@ -102,7 +101,7 @@ static size_t plain_length(const char *name, bool *per_thread, int *revision) {
 
 int proc_address(struct call *c, const char *name, void **out, i32 version, u64 flags) {
     (void)c;
-    if (!name || !out) return INVALID_VALUE;
+    if (!name) return INVALID_VALUE;
     *out = NULL;
     /* cuda.h: the plain name stands for the one with flags since 12.0 */
     if (version >= 12000 && !strcmp(name, "cuGraphInstantiate")) name = "cuGraphInstantiateWithFlags";
@@ -141,7 +140,6 @@ int device_get(struct call *c, i32 *out, i32 ordinal) {
 
 int device_count(struct call *c, i32 *out) {
     (void)c;
-    if (!out) return INVALID_VALUE;
     *out = (i32)config.devices;
     return OK;
 }
@@ -149,7 +147,7 @@ int device_count(struct call *c, i32 *out) {
 int device_name(struct call *c, char *out, i32 size, i32 device) {
     (void)c;
     if (!device_ok(device)) return INVALID_DEVICE;
-    if (!out || size <= 0) return INVALID_VALUE;
+    if (size <= 0) return INVALID_VALUE;
     snprintf(out, (size_t)size, "%s", config.name);
     return OK;
 }
@@ -186,7 +184,7 @@ int device_attribute(struct call *c, i32 *out, i32 attribute, i32 device) {
 int device_pci(struct call *c, char *out, i32 size, i32 device) {
     (void)c;
     if (!device_ok(device)) return INVALID_DEVICE;
-    if (!out || size < 13) return INVALID_VALUE;
+    if (size < 13) return INVALID_VALUE;
     snprintf(out, (size_t)size, "0000:%02X:00.0", (u8)(device + 1));
     return OK;
 }
@@ -228,7 +226,6 @@ static int push(struct ctx *ctx) {
 
 int ctx_create(struct call *c, void **out, u32 flags, i32 device) {
     if (!device_ok(device)) return INVALID_DEVICE;
-    if (!out) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     struct ctx *ctx = ctx_new(device, flags, false);
     pthread_mutex_unlock(&lock);
@@ -262,11 +259,11 @@ int ctx_push(struct call *c, void *ctx) {
     return ctx_in_use(ctx) ? push(ctx) : INVALID_CONTEXT;
 }
 
-int ctx_pop(struct call *c, void **out) {
+int ctx_pop(struct call *c, void **popped) {
     (void)c;
     if (!top) return INVALID_CONTEXT;
     struct ctx *ctx = stack[--top];
-    if (out) *out = ctx;
+    if (popped) *popped = ctx;
     return OK;
 }
 
@@ -279,7 +276,6 @@ int ctx_set(struct call *c, void *ctx) {
 
 int ctx_get(struct call *c, void **out) {
     (void)c;
-    if (!out) return INVALID_VALUE;
     *out = ctx_current();
     return OK;
 }
@@ -294,7 +290,6 @@ int ctx_device(struct call *c, i32 *out) {
 
 int primary_retain(struct call *c, void **out, i32 device) {
     if (!device_ok(device)) return INVALID_DEVICE;
-    if (!out) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     if (!primary[device]) primary[device] = ctx_new(device, 0, true);
     struct ctx *ctx = primary[device];
@@ -331,6 +326,7 @@ int primary_reset(struct call *c, i32 device) {
 int primary_state(struct call *c, i32 device, u32 *flags, i32 *active) {
     (void)c;
     if (!device_ok(device)) return INVALID_DEVICE;
+    if (!flags || !active) return INVALID_VALUE;
     *flags = 0;
     *active = primary[device] != NULL;
     return OK;

@@ -52,7 +52,7 @@ void graph_append(struct graph *g, enum engine engine, u64 ns) {
 }
 
 int graph_create(struct call *c, void **out, u32 flags) {
-    if (!out || flags) return INVALID_VALUE;
+    if (flags) return INVALID_VALUE;
     *out = new_graph(false);
     c->out = (u64)(uintptr_t)*out;
     return *out ? OK : OUT_OF_MEMORY;
@@ -90,7 +90,7 @@ int graph_instantiate(struct call *c, void **out, void *graph, u64 flags) {
     (void)flags;
     struct graph *g = graph;
     if (!ctx_current()) return INVALID_CONTEXT;
-    if (!graph_ok(g, false) || !out) return INVALID_VALUE;
+    if (!graph_ok(g, false)) return INVALID_VALUE;
     wait_until(now_ns() + config.graph_node_ns * g->count);
     struct graph *exec = new_graph(true);
     if (!exec) return OUT_OF_MEMORY;
@@ -150,7 +150,6 @@ int capture_active(struct call *c, void *stream, i32 *out) {
     struct stream *s;
     int r = stream_of(c, stream, &s);
     if (r) return r;
-    if (!out) return INVALID_VALUE;
     *out = stream_capture(s) ? 1 : 0;
     return OK;
 }

@@ -29,7 +29,7 @@ static bool module_ok(const struct module *m, bool library) {
 
 static int load(struct call *c, void **out, const void *image, bool library) {
     if (!ctx_current() && !library) return INVALID_CONTEXT;
-    if (!out || !image) return INVALID_VALUE;
+    if (!image) return INVALID_VALUE;
     wait_until(now_ns() + config.module_load_ns);
     int r = OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
@@ -59,7 +59,7 @@ static int unload(struct module *m, bool library) {
 
 /* The one kernel of that name in the module, made when first asked for. */
 static int find(struct call *c, void **out, void *module, const char *name, bool of_library) {
-    if (!out || !name) return INVALID_VALUE;
+    if (!name) return INVALID_VALUE;
     if (!*name || !strncmp(name, "missing", 7)) return NOT_FOUND;
     struct kernel *k = NULL, *unused = NULL;
     pthread_mutex_lock(&lock);
@@ -137,7 +137,6 @@ int kernel_function(struct call *c, void **out, void *kernel) {
 
 static int name_of(void *handle, const char **out) {
     struct kernel *k = kernel_of(handle);
-    if (!out) return INVALID_VALUE;
     *out = k ? k->name : NULL;
     return k ? OK : INVALID_HANDLE;
 }

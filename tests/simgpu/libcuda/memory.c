@@ -118,7 +118,7 @@ void space_give(u64 address, u64 span) {
 static int allocate(struct call *c, u64 *out, u64 bytes, enum kind kind) {
     struct ctx *ctx = ctx_current();
     if (!ctx) return INVALID_CONTEXT;
-    if (!out || !bytes) return INVALID_VALUE;
+    if (!bytes) return INVALID_VALUE;
     if (!ledger_take(ctx->device, bytes)) return OUT_OF_MEMORY;
     u64 span;
     memory_lock();
@@ -200,6 +200,7 @@ int mem_info(struct call *c, u64 *unused, u64 *total) {
     (void)c;
     struct ctx *ctx = ctx_current();
     if (!ctx) return INVALID_CONTEXT;
+    if (!unused || !total) return INVALID_VALUE;
     *total = config.memory;
     *unused = config.memory - ledger_used(ctx->device);
     return OK;
@@ -217,7 +218,7 @@ int device_pool(struct call *c, void **out, i32 device) {
 }
 
 int pool_create(struct call *c, void **out, void *props) {
-    if (!out || !props) return INVALID_VALUE;
+    if (!props) return INVALID_VALUE;
     *out = malloc(1);
     c->out = (u64)(uintptr_t)*out;
     return OK;
@@ -246,7 +247,7 @@ int pool_set(struct call *c, void *pool, i32 attribute, void *value) {
 int host_alloc_flags(struct call *c, void **out, u64 bytes, u32 flags) {
     struct ctx *ctx = ctx_current();
     if (!ctx) return INVALID_CONTEXT;
-    if (!out || !bytes || flags > 7) return INVALID_VALUE;
+    if (!bytes || flags > 7) return INVALID_VALUE;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return OUT_OF_MEMORY;
@@ -311,7 +312,7 @@ int ipc_get(struct call *c, void *handle, u64 address) {
 int ipc_open(struct call *c, u64 *out, struct ipc_handle handle, u32 flags) {
     struct ctx *ctx = ctx_current();
     if (!ctx) return INVALID_CONTEXT;
-    if (!out || flags != 1 || handle.magic != IPC_MAGIC || !handle.bytes) return INVALID_VALUE;
+    if (flags != 1 || handle.magic != IPC_MAGIC || !handle.bytes) return INVALID_VALUE;
     if (handle.pid == (u64)getpid()) return INVALID_CONTEXT; /* not for the one who gave it */
     u64 span;
     memory_lock();

@@ -148,7 +148,7 @@ bool is_pinned(const void *address);
 
 /* --- streams.c ------------------------------------------------------------------------------ */
 
-enum engine { COMPUTE, COPY_IN, COPY_OUT, NO_ENGINE };
+enum engine { COMPUTE, COPY_IN, COPY_OUT, ENGINES };
 struct stream;
 struct graph;
 

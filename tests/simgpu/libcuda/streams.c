@@ -24,7 +24,7 @@ struct mark { bool live, recorded, untimed; u64 at; struct ctx *ctx; };
 static struct stream streams[MAX_STREAMS], defaults[MAX_DEVICES];
 static struct mark marks[MAX_EVENTS];
 static u32 stream_end, mark_end, mark_hint; /* nothing live from here on; where to look first */
-static u64 engines[MAX_DEVICES][NO_ENGINE][SLOTS]; /* when each is free */
+static u64 engines[MAX_DEVICES][ENGINES][SLOTS]; /* when each is free */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread struct stream *own[MAX_DEVICES]; /* this thread's default streams */
 static pthread_key_t own_key;
@@ -73,7 +73,6 @@ int stream_of(const struct call *c, void *handle, struct stream **out) {
     uintptr_t h = (uintptr_t)handle;
     if (h == 1 || (h == 0 && !c->per_thread)) { /* CU_STREAM_LEGACY */
         *out = &defaults[ctx->device];
-        (*out)->device = ctx->device;
         return OK;
     }
     if (h == 2 || h == 0) { /* CU_STREAM_PER_THREAD */
@@ -89,6 +88,10 @@ int stream_of(const struct call *c, void *handle, struct stream **out) {
 
 static bool is_default(const struct stream *s) { return s >= defaults && s < defaults + MAX_DEVICES; }
 
+static u32 device_of(const struct stream *s) {
+    return is_default(s) ? (u32)(s - defaults) : s->device;
+}
+
 static u64 later(u64 a, u64 b) { return a > b ? a : b; }
 
 /* When work submitted now may start as far as streams go. */
@@ -97,7 +100,7 @@ static u64 ready_at(const struct stream *s, u64 now) {
     if (s->apart) return at;
     if (!is_default(s)) return later(at, defaults[s->device].tail);
     for (u32 i = 0; i < stream_end; i++) /* the default stream waits for all but those apart */
-        if (streams[i].live && !streams[i].apart && streams[i].device == s->device)
+        if (streams[i].live && !streams[i].apart && streams[i].device == device_of(s))
             at = later(at, streams[i].tail);
     return at;
 }
@@ -107,7 +110,7 @@ int stream_submit(struct call *c, struct stream *s, enum engine engine, u64 ns) 
         graph_append(s->capture, engine, ns);
         return OK;
     }
-    u64 now = now_ns(), *slot;
+    u64 now = now_ns(), (*of_device)[SLOTS] = engines[device_of(s)];
     pthread_mutex_lock(&lock);
     /* A full queue holds its caller up until the oldest of it is done. */
     u64 room = s->ends[s->count % QUEUE];
@@ -117,11 +120,11 @@ int stream_submit(struct call *c, struct stream *s, enum engine engine, u64 ns) 
         now = now_ns();
         pthread_mutex_lock(&lock);
     }
-    u64 start = ready_at(s, now), none = 0;
-    slot = engine == NO_ENGINE ? &none : engines[s->device][engine];
+    u64 start = ready_at(s, now);
+    u64 *slot = of_device[engine];
     if (engine == COMPUTE)
         for (u64 i = 1, n = config.kernels_at_once; i < n && *slot > start; i++)
-            if (engines[s->device][COMPUTE][i] < *slot) slot = &engines[s->device][COMPUTE][i];
+            if (of_device[COMPUTE][i] < *slot) slot = &of_device[COMPUTE][i];
     start = later(start, *slot);
     *slot = s->tail = s->ends[s->count++ % QUEUE] = start + ns;
     pthread_mutex_unlock(&lock);
@@ -158,7 +161,7 @@ void stream_set_capture(struct stream *s, struct graph *graph) { s->capture = gr
 int stream_create(struct call *c, void **out, u32 flags) {
     struct ctx *ctx = ctx_current();
     if (!ctx) return INVALID_CONTEXT;
-    if (!out || flags > 1) return INVALID_VALUE;
+    if (flags > 1) return INVALID_VALUE;
     *out = new_stream(ctx, flags == 1); /* CU_STREAM_NON_BLOCKING */
     c->out = (u64)(uintptr_t)*out;
     return *out ? OK : OUT_OF_MEMORY;
@@ -205,7 +208,7 @@ static struct mark *mark_of(void *event) {
 int event_create(struct call *c, void **out, u32 flags) {
     struct ctx *ctx = ctx_current();
     if (!ctx) return INVALID_CONTEXT;
-    if (!out || flags > 7) return INVALID_VALUE;
+    if (flags > 7) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     u32 i = mark_hint;
     while (i < mark_end && marks[i].live) i++;
@@ -260,12 +263,12 @@ int event_sync(struct call *c, void *event) {
     return OK;
 }
 
-int event_elapsed(struct call *c, float *ms, void *start, void *end) {
+int event_elapsed(struct call *c, float *out, void *start, void *end) {
     (void)c;
     struct mark *a = mark_of(start), *b = mark_of(end);
     if (!a || !b || !a->recorded || !b->recorded || a->untimed || b->untimed) return INVALID_HANDLE;
     if (later(a->at, b->at) > now_ns()) return NOT_READY;
-    *ms = (float)((double)(i64)(b->at - a->at) / 1e6);
+    *out = (float)((double)(i64)(b->at - a->at) / 1e6);
     return OK;
 }
 

@@ -19,14 +19,14 @@ static i32 device_of(const void *prop) { /* CUmemAllocationProp.location.id */
 
 int mem_granularity(struct call *c, u64 *out, void *prop, i32 option) {
     (void)c, (void)option;
-    if (!out || !prop) return INVALID_VALUE;
+    if (!prop) return INVALID_VALUE;
     *out = GRANULARITY;
     return OK;
 }
 
 int vmm_reserve(struct call *c, u64 *out, u64 bytes, u64 align, u64 near, u64 flags) {
     (void)near;
-    if (!out || !bytes || bytes % GRANULARITY || (align & (align - 1)) || flags) return INVALID_VALUE;
+    if (!bytes || bytes % GRANULARITY || (align & (align - 1)) || flags) return INVALID_VALUE;
     u64 span;
     memory_lock();
     u64 address = space_take(bytes > align ? bytes : align, &span);
@@ -61,7 +61,7 @@ int vmm_address_free(struct call *c, u64 address, u64 bytes) {
 static struct ctx places[MAX_DEVICES];
 
 int vmm_create(struct call *c, u64 *out, u64 bytes, void *prop, u64 flags) {
-    if (!out || !prop || !bytes || bytes % GRANULARITY || flags) return INVALID_VALUE;
+    if (!prop || !bytes || bytes % GRANULARITY || flags) return INVALID_VALUE;
     i32 device = device_of(prop);
     if (device < 0 || (u64)device >= config.devices) return INVALID_DEVICE;
     if (!ledger_take((u32)device, bytes)) return OUT_OF_MEMORY;
