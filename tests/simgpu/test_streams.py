@@ -12,7 +12,10 @@ from tests.simgpu.conftest import MakeTarget, Script
 from tests.simgpu.target import OUT, Target
 
 MS = 1_000_000
-KERNELS = {"short": {"us": 2000}, "long": {"us": 40_000}, "grid": {"us": 100, "us_per_block": 1}}
+KERNELS = {"short": {"us": 2000}, "long": {"us": 150_000}, "grid": {"us": 100, "us_per_block": 1}}
+
+
+GPU = {"kernels_at_once": 4, "copy_us": 10, "h2d_gb_per_s": 1, "d2h_gb_per_s": 1, "d2d_gb_per_s": 1}
 
 
 class Device:
@@ -37,14 +40,14 @@ class Device:
 
 @pytest.fixture
 def device(make_target: MakeTarget) -> Device:
-    return Device(make_target(kernels=KERNELS, gpu={"kernels_at_once": 4, "copy_us": 10}))
+    return Device(make_target(kernels=KERNELS, gpu=GPU))
 
 
 def test_a_stream_runs_its_work_in_order_and_for_its_time(device: Device) -> None:
     for kernel in ("long", "short", "long", "grid"):
         device.launch(kernel, device.a, grid=500)
     ran = device.last("cuLaunchKernel", n=4)
-    assert (ran["gpu_end"] - ran["gpu_start"]).tolist() == [40 * MS, 2 * MS, 40 * MS, 600_000]
+    assert (ran["gpu_end"] - ran["gpu_start"]).tolist() == [150 * MS, 2 * MS, 150 * MS, 600_000]
     assert (ran["gpu_start"][1:] == ran["gpu_end"][:-1]).all()
     assert (ran["ended"] < ran["gpu_end"][0]).all()  # launching does not wait
 
@@ -79,8 +82,11 @@ def test_others_go_on_while_one_waits(script: Script, tmp_path: Any) -> None:
         ctx = driver.start()
         stream = driver.get("cuStreamCreate", 1)
         driver.launch(driver.kernel("long"), stream)
+        waiting = threading.Event()
+        driver.on_call(lambda name, *_: name == "cuStreamSynchronize" and waiting.set())
         def other():
             driver.ok("cuCtxSetCurrent", ctx)
+            waiting.wait()
             for _ in range(50):
                 driver.get("cuMemAlloc_v2", 64)
         thread = threading.Thread(target=other)
@@ -92,9 +98,9 @@ def test_others_go_on_while_one_waits(script: Script, tmp_path: Any) -> None:
     )
     (process,) = truth.read_all(tmp_path)
     wait, work = process.of("cuStreamSynchronize")[0], process.of("cuMemAlloc_v2")
-    during = (work["begun"] > wait["begun"]) & (work["ended"] < wait["ended"])
     assert len(work) == 50
-    assert during.sum() >= 40
+    assert (work["begun"] > wait["begun"]).all()
+    assert (work["ended"] < wait["ended"]).all()
     assert set(work["tid"]) & {wait["tid"]} == set()
 
 
@@ -123,7 +129,7 @@ def test_events_mark_points_of_a_stream(device: Device) -> None:
     assert wait["ended"] >= first["gpu_end"]
     assert second["gpu_start"] >= first["gpu_end"]  # it waited on the device
     bits = t.ok("cuEventElapsedTime", OUT, before, after) & 0xFFFFFFFF
-    assert 40 <= np.uint32(bits).view(np.float32) < 1000
+    assert 150 <= np.uint32(bits).view(np.float32) < 1000
     t.ok("cuEventDestroy_v2", after)
     assert t.call("cuEventSynchronize", after)[0] == 400
 
@@ -161,7 +167,7 @@ def test_a_full_queue_blocks_the_launching_thread(script: Script, tmp_path: Any)
     assert launches["ended"][1023] < launches["gpu_end"][1023]
 
 
-SIZE = 250 * 10**6  # 10 ms at 25 GB/s
+SIZE = 50 * 10**6  # 50 ms at 1 GB/s
 
 
 @pytest.mark.parametrize(
@@ -193,8 +199,7 @@ def test_copies_take_their_time_and_block_when_they_must(
     stream = [device.a] if "Async" in name else []
     t.ok(name, *pair, SIZE, *stream)
     copy = device.last(name)
-    rate = 25e9 if host else 1500e9
-    assert copy["gpu_end"] - copy["gpu_start"] == pytest.approx(10_000 + SIZE / rate * 1e9, abs=2)
+    assert copy["gpu_end"] - copy["gpu_start"] == 10_000 + SIZE
     assert (copy["ended"] >= copy["gpu_end"]) == blocks
 
 
@@ -228,7 +233,7 @@ def test_graphs_are_captured_instantiated_and_run(device: Device) -> None:
         t.ok("cuGraphLaunch", exec_, device.a)
     t.ok("cuStreamSynchronize", device.a)
     one, two = device.last("cuGraphLaunch", n=2)
-    assert one["gpu_end"] - one["gpu_start"] == 42 * MS
+    assert one["gpu_end"] - one["gpu_start"] == 152 * MS
     assert two["gpu_start"] == one["gpu_end"]
     assert device.last("cuStreamSynchronize")["ended"] >= two["gpu_end"]
     t.ok("cuGraphExecDestroy", exec_)
