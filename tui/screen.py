@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from textual import events
 from textual.app import App, ComposeResult, SuspendNotSupported
+from textual.geometry import Size
 from textual.message import Message
 from textual.timer import Timer
 
@@ -62,6 +63,7 @@ class Screen(App[None], inherit_bindings=False):
         self.cells = 0  # cells written so far
         self._save, self._hz = save, hz
         self._canvas = Canvas()
+        self._terminal = Size(0, 0)
         self._timer: Timer | None = None
         self._marked = 0
         self._events: asyncio.AbstractEventLoop | None = None
@@ -76,6 +78,7 @@ class Screen(App[None], inherit_bindings=False):
 
     def on_mount(self) -> None:
         self._events = asyncio.get_running_loop()
+        self._terminal = self._terminal or self.size
         self.app_resume_signal.subscribe(self, lambda _: self._repaint())
         self._canvas.focus()
         self.watcher.start()
@@ -119,12 +122,14 @@ class Screen(App[None], inherit_bindings=False):
         self.paint()
 
     def on_resize(self, event: events.Resize) -> None:
+        # Textual takes the new size over only after this handler: self.size is the one before.
+        self._terminal = event.size
         self._fit()
         self.paint()
 
     def _fit(self) -> None:
         """Tell the playhead how many columns there are."""
-        layout = Layout.of(*self.size, self.ui.table)
+        layout = Layout.of(*self._terminal, self.ui.table)
         self.observer.tables = shown_tables(self.ui, layout)
         with self.observer.lock:
             self.player.resize(layout.plot)
@@ -134,7 +139,7 @@ class Screen(App[None], inherit_bindings=False):
 
     def paint(self) -> None:
         """Draw the last snapshot as the keys have it now."""
-        width, height = self.size
+        width, height = self._terminal
         if width and height and not self.failure:
             try:
                 self.cells += self._canvas.show(self._lines(width, height))
@@ -192,10 +197,10 @@ class Screen(App[None], inherit_bindings=False):
 
     def _page_key(self, key: str, action: Action | None) -> None:
         name = action.id if action else key
-        screenful = max(self.size.height - 1, 1)
+        screenful = max(self._terminal.height - 1, 1)
         moves = {"up": -1, "down": 1, "page_up": -screenful, "page_down": screenful,
                  "pause": screenful}  # fmt: skip
-        last = max(len(self._page(self.size.width)) - self.size.height, 0)
+        last = max(len(self._page(self._terminal.width)) - self._terminal.height, 0)
         if name in moves:
             self.scroll = min(max(self.scroll + moves[name], 0), last)
         elif name in ("quit", "escape", self.page):
@@ -267,10 +272,10 @@ class Screen(App[None], inherit_bindings=False):
         self._select(1)
 
     def _do_page_up(self) -> None:
-        self._select(-max(self.size.height // 2, 1))
+        self._select(-max(self._terminal.height // 2, 1))
 
     def _do_page_down(self) -> None:
-        self._select(max(self.size.height // 2, 1))
+        self._select(max(self._terminal.height // 2, 1))
 
     def _select(self, n: int) -> None:
         last = len(self.ui.lanes(self.snapshot)) - 1 if self.snapshot else 0

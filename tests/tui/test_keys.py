@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 
 from dsprobe.recordings.timeline import LADDER
 from dsprobe.tui.actions import ACTIONS
+from dsprobe.tui.draw import Layout
 from dsprobe.tui.glyphs import ASCII, BLOCKS, Glyphs
 from dsprobe.tui.lines import text_of
 from dsprobe.tui.player import DEFAULT_WIDTH, Player
@@ -435,6 +436,10 @@ async def test_the_terminal_may_change_its_size_at_any_time() -> None:
             await rig.pilot.resize_terminal(width, height)
             await rig.settle()
             assert [len(line) for line in rig.lines] == [width] * height
+            layout = Layout.of(width, height, rig.app.ui.table)
+            assert rig.player.columns == layout.plot
+            assert rig.app.snapshot is not None
+            assert rig.app.snapshot.window.count == layout.plot
         assert "net_rx worst CPU" in rig.text
 
     session, _ = live(30)
