@@ -73,13 +73,17 @@ class Clock:
         return int(self.wall[i]) + (t - int(self.mono[i]))
 
     def to_mono(self, wall: int) -> int:
-        """The last monotonic moment that read ``wall`` (the wall clock may have stepped back)."""
+        """The last monotonic moment that read ``wall`` (the wall clock may have stepped back); the
+        moment of the step where the clock stepped over ``wall``."""
         if not len(self.mono):
             return 0
         guess = self.mono + (wall - self.wall)
         end = np.append(self.mono[1:], np.iinfo(np.int64).max)
         fits = np.flatnonzero((guess >= self.mono) & (guess < end))
-        return int(guess[fits[-1]]) if len(fits) else int(guess[0 if wall < self.wall[0] else -1])
+        if len(fits):
+            return int(guess[fits[-1]])
+        before = np.flatnonzero(self.wall <= wall)
+        return int(self.mono[before[-1] + 1] if len(before) else guess[0])
 
 
 def clock(session: Session) -> Clock:

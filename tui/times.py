@@ -10,6 +10,8 @@ from zoneinfo import ZoneInfo
 from dsprobe.recordings.session import Clock
 
 SECOND = 1_000_000_000
+NEAR = 1_000_000
+"""A moment this much before a round one (ns) is written as the round one."""
 _TICKS = tuple(
     s * SECOND for s in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
                          21600, 43200, 86400, 172800, 604800, 2592000)
@@ -52,8 +54,9 @@ class Scale:
     def text(self, t: int) -> str:
         """To a tenth of a second: ``14:03:22.5 UTC`` or ``+1:02:03.5``."""
         if not self.is_wall:
-            return elapsed(t - self.start, 1)
-        wall = self.wall(t)
+            return elapsed(t + NEAR - self.start, 1)
+        # Pairs of clocks are good to some hundred ns: what was typed as .4 must not read .3.
+        wall = self.wall(t + NEAR)
         return f"{wall:%H:%M:%S}.{wall.microsecond // 100_000} {wall:%Z}"
 
     def date(self, t: int) -> str:
@@ -74,7 +77,7 @@ class Scale:
             t = self.clock.to_mono(wall)
             if not first <= t <= last:
                 return out
-            at = self.wall(t + 500)  # the float behind datetime may fall short by a few hundred ns
+            at = self.wall(t + NEAR)
             out.append((t, f"{at:%m-%d}" if step >= 86400 * SECOND else f"{at:%H:%M:%S}"))
             wall += step
         return out
@@ -114,7 +117,7 @@ class Scale:
             moments = [self._mono(at + timedelta(days=n)) for n in days]
         except (ValueError, OverflowError, OSError):
             return None
-        fraction = int(float(part or 0) * SECOND)
+        fraction = round(float(part or 0) * SECOND)
         held = [t + fraction for t in moments if self.start <= t + fraction <= end]
         return held[0] if held else moments[0] + fraction
 
@@ -127,7 +130,7 @@ def duration(text: str) -> int | None:
     parts = _PART.findall(text)
     if not parts or "".join(n + u for n, u in parts) != text:
         return None
-    return int(sum(float(n) * _UNITS[u] for n, u in parts) * SECOND)
+    return round(sum(float(n) * _UNITS[u] for n, u in parts) * SECOND)
 
 
 def elapsed(ns: int, decimals: int) -> str:

@@ -85,7 +85,34 @@ def test_a_clock_that_is_nonsense_is_shown_without_a_fault() -> None:
     odd = Clock(np.array([0], np.int64), np.array([-(1 << 62)], np.int64), 1)
     assert Scale(odd, 0).text(5)
     assert Scale(odd, 0).ticks(0, 100, 1) is not None
-    assert Scale(odd, 0).parse("10:00", 0, 100) is None or True
+    scale = Scale(odd, 0, timezone.utc)
+    moment = scale.parse("10:00", 0, 100)
+    assert moment is not None
+    assert scale.text(moment) == "10:00:00.0 UTC"
+
+
+@given(
+    some.integers(0, 3599), some.integers(0, 9), some.lists(some.integers(-500, 500), max_size=9)
+)
+def test_the_time_shown_is_the_time_that_was_typed(
+    second: int, tenth: int, jitter: list[int]
+) -> None:
+    """The pairs of clocks differ by what one reading of them costs."""
+    steps = np.array([0, *jitter], np.int64)
+    mono = BOOT + np.arange(len(steps)) * 400 * SECOND
+    scale = Scale(Clock(mono, WALL + mono - BOOT + steps, 500), BOOT, timezone.utc)
+    text = f"14:{second // 60:02}:{second % 60:02}.{tenth}"
+    moment = scale.parse(text, BOOT, END)
+    assert moment is not None
+    assert scale.text(moment) == f"{text} UTC"
+
+
+def test_a_time_the_clock_stepped_over_is_the_moment_of_the_step() -> None:
+    mono = BOOT + np.array([0, 10, 20], np.int64) * SECOND
+    clock = Clock(mono, WALL + np.array([0, 3600, 3610], np.int64) * SECOND, 1)
+    assert clock.to_mono(WALL + 1800 * SECOND) == BOOT + 10 * SECOND
+    assert clock.to_mono(WALL - SECOND) == BOOT - SECOND
+    assert clock.to_mono(WALL + 3700 * SECOND) == BOOT + 110 * SECOND
 
 
 def test_zones_come_from_the_zone_database_only() -> None:
