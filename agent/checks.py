@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,13 @@ from dsprobe.probes.btf import Btf, BtfError
 from dsprobe.probes.elf import ElfError
 from dsprobe.probes.probe import BpfProbe, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
+from dsprobe.probes.softirq import UNSEEN, Softirq
 from dsprobe.probes.tracer import Tracer
 from dsprobe.recordings import wire
 from dsprobe.recordings.connection import Connection, Refused
+
+SIGHT_SECONDS = 0.5
+"""How long softirqs are counted to see whether BPF programs are run for all of them."""
 
 OK, LIMITED, FAILED = "ok", "limited", "failed"
 
@@ -118,6 +123,7 @@ def _probes() -> Iterator[Check]:
         tracer = Tracer(bpf)
         try:
             found = {c.probe: c for c in tracer.load() if not c.program}
+            yield from (_sight(p) for p in tracer.probes if isinstance(p, Softirq))
         finally:
             tracer.close()
     for probe in made:
@@ -142,6 +148,25 @@ def _probes() -> Iterator[Check]:
             yield Check(name, LIMITED, str(e))
         except (OSError, ValueError, IndexError, KeyError) as e:
             yield Check(name, FAILED, f"cannot be read: {e}")
+
+
+def _sight(probe: Softirq) -> Check:
+    """Whether the kernel runs programs for every softirq, by what it counts itself meanwhile."""
+    time.sleep(SIGHT_SECONDS)
+    probe.collect(time.monotonic_ns())
+    lost = sum(x.lost for x in probe.losses() if x.reason == UNSEEN)
+    if probe.unseen is None:
+        return Check("softirq counts", LIMITED, "/proc/softirqs cannot be read, so nobody knows"
+                     " whether BPF programs are run for every softirq")  # fmt: skip
+    ran = probe.unseen.ran
+    if lost:
+        detail = (
+            f"this kernel ran BPF programs for {ran - lost:,} of {ran:,} softirqs, as those of some"
+            " sandboxes run none in PID 1; the others are counted as lost"
+        )
+        fix = "run dsprobe on the host of the sandbox"
+        return Check("softirq counts", LIMITED, detail, fix)
+    return Check("softirq counts", OK, f"BPF programs were run for all of {ran:,} softirqs")
 
 
 def _cuda() -> Iterator[Check]:

@@ -117,6 +117,16 @@ def possible_cpus() -> int:
     return int(text.replace(",", "-").split("-")[-1]) + 1
 
 
+def online_cpus() -> set[int]:
+    """CPUs that run now (/sys/devices/system/cpu/online)."""
+    text = Path("/sys/devices/system/cpu/online").read_text().strip()
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
 def need_btf(btf: Btf | None) -> Btf:
     """``btf``, or :class:`Unavailable` where the kernel has none."""
     if btf is None:

@@ -3,24 +3,32 @@
 Source: irq:softirq_raise, irq:softirq_entry and irq:softirq_exit (include/trace/events/irq.h), as
 raw tracepoints: 60 to 90 ns a hit, aggregated in the kernel, read without a system call.
 
-Some kernels of sandboxes run no BPF program while a thread of PID 1 is current: softirqs that
-interrupt it are then in /proc/softirqs and not here.
+Once a second the counts are compared with /proc/softirqs: what the kernel ran no program for is a
+loss (:mod:`dsprobe.probes.unseen`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.maps import MappedArray
 from dsprobe.probes.probe import Batch, BpfProbe, Loss, Map, Program, possible_cpus
+from dsprobe.probes.unseen import Counts, Unseen
 from dsprobe.recordings.streams import HIST_SLOTS, SOFTIRQ_CPU, SOFTIRQ_SLOW, VECTORS
 
 SLOW_NS = 1_000_000
 """A single run or wait at least this long becomes a row of softirq.slow."""
+
+COMPARE_NS = 1_000_000_000
+"""How often the counts are compared with the kernel's."""
+
+UNSEEN = "the kernel ran no BPF program for them"
 
 _CELL = np.dtype(
     [("raised_at", "<u8"), ("entered_at", "<u8"), ("count", "<u8"), ("busy", "<u8"),
@@ -43,9 +51,11 @@ class Softirq(BpfProbe):
     )  # fmt: skip
     rings: ClassVar = {"softirq_slow": SOFTIRQ_SLOW}
 
-    def __init__(self, slow_ns: int = SLOW_NS) -> None:
-        self._slow_ns = slow_ns
-        self._discarded = 0
+    def __init__(self, slow_ns: int = SLOW_NS, compare_ns: int = COMPARE_NS) -> None:
+        self._slow_ns, self._compare_ns = slow_ns, compare_ns
+        self._discarded = self._lost = self._compared = 0
+        self.unseen: Unseen | None = None
+        """None where /proc/softirqs cannot be read: then nobody knows."""
         self._at = 0
         self.fastest = 0.0
         """Runs per second on the busiest CPU, in the last interval."""
@@ -60,9 +70,24 @@ class Softirq(BpfProbe):
 
     def start(self) -> None:
         self._before = self._cells.snapshot()
+        with contextlib.suppress(OSError, ValueError):
+            self.unseen = Unseen(self._counts(self._before))
+
+    def _counts(self, cells: npt.NDArray[Any]) -> Counts:
+        return cells["count"].astype(np.int64).reshape(self._shape)
+
+    def _snapshot(self, now: int) -> npt.NDArray[Any]:
+        """The cells, compared with the kernel's counts where that is due."""
+        if self.unseen is None or now - self._compared < self._compare_ns:
+            return self._cells.snapshot()
+        self._compared = now
+        kernel = self.unseen.read()
+        cells = self._cells.snapshot()
+        self._lost += self.unseen.update(kernel, self._counts(cells))
+        return cells
 
     def collect(self, now: int) -> list[Batch]:
-        cells = self._cells.snapshot()
+        cells = self._snapshot(now)
         before, self._before = self._before, cells
         runs = (cells["count"] - before["count"]).reshape(self._shape).sum(axis=1)
         self.fastest = float(runs.max()) / max(now - self._at, 1) * 1e9 if self._at else 0.0
@@ -79,6 +104,9 @@ class Softirq(BpfProbe):
         return [(SOFTIRQ_CPU, rows)]
 
     def losses(self) -> list[Loss]:
-        n, self._discarded = self._discarded, 0
-        reason = "raise stamped after the run that answered it"
-        return [Loss(SOFTIRQ_CPU.name, reason, n)] if n else []
+        found = (
+            ("raise stamped after the run that answered it", self._discarded),
+            (UNSEEN, self._lost),
+        )
+        self._discarded = self._lost = 0
+        return [Loss(SOFTIRQ_CPU.name, reason, n) for reason, n in found if n]

@@ -32,6 +32,7 @@ from dsprobe.probes.probe import (
     Map,
     Program,
     Unavailable,
+    online_cpus,
     possible_cpus,
 )  # fmt: skip
 from dsprobe.probes.ring import Ring
@@ -132,7 +133,7 @@ class Tracer:
         """When each attached probe took its first reading (CLOCK_MONOTONIC ns)."""
         self._attached: dict[str, _Attached] = {}
         self._fds: list[int] = []
-        self._cpus = _online()
+        self._cpus = online_cpus()
         self._compiling = _Compiling()
 
     # -- loading ------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ class Tracer:
 
     def follow_cpus(self) -> None:
         """Sample on CPUs that have come online since the last call too."""
-        online = _online()
+        online = online_cpus()
         new, self._cpus = online - self._cpus, online
         for a in self._attached.values() if new else ():
             for p in a.probe.programs:
@@ -387,12 +388,3 @@ def _refused() -> str:
             " or run dsprobe on the host"
         )
     return ""
-
-
-def _online() -> set[int]:
-    text = Path("/sys/devices/system/cpu/online").read_text().strip()
-    cpus: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return cpus

@@ -74,6 +74,7 @@ def test_a_program_detached_while_running(pair: netns.Pair, program: str) -> Non
     assert state["softirq", ""].status == "detached"
     assert program in state["softirq", ""].reason
     assert not len(w.rows("softirq.cpu", t))
+    assert not (w.rows("meta.loss", t)["stream"] == "softirq.cpu").any()  # nobody looks
     assert w.rows("net.napi", t)["work"].sum() > 1000
 
 

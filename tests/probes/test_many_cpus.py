@@ -12,7 +12,7 @@ import pytest
 from dsprobe.probes import napi, runq, softirq, tracer
 from dsprobe.probes.maps import MappedArray
 from dsprobe.probes.napi import Napi
-from dsprobe.probes.probe import Map
+from dsprobe.probes.probe import Map, online_cpus
 from dsprobe.probes.runq import Runq
 from dsprobe.probes.softirq import Softirq
 from dsprobe.probes.tracer import Tracer
@@ -143,7 +143,7 @@ def test_a_cpu_that_comes_online_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
     if len(here) < 2:
         pytest.skip("needs two CPUs")
     online = {here[0]}
-    monkeypatch.setattr(tracer, "_online", lambda: online)
+    monkeypatch.setattr(tracer, "online_cpus", lambda: online)
     probe = Runq()
     t = Tracer([probe])
     t.load()
@@ -161,4 +161,4 @@ def test_a_cpu_that_comes_online_is_sampled(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(os.listdir("/proc/self/fd")) == fds
     t.close()
     monkeypatch.undo()
-    assert tracer._online() >= set(here)
+    assert online_cpus() >= set(here)
