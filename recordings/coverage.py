@@ -11,6 +11,9 @@ from dsprobe.recordings import streams as st
 from dsprobe.recordings.lanes import Edges, Values
 from dsprobe.recordings.session import FOREVER, Session, Status
 
+_STALLED = st.STATUSES.index("stalled")
+PATIENCE = 4_000_000_000
+"""A probe is said to be stalled some time (ns) after it last answered: less than this."""
 _WORKING = np.array([word in ("attached", "shed") for word in st.STATUSES])
 
 
@@ -57,6 +60,14 @@ class Coverage:
         code = int(history.status[last - 1])
         word = st.STATUSES[code] if code < len(st.STATUSES) else f"status {code}"
         return Status(word, str(history.reason[last - 1]))
+
+    def answered(self, probe: str, t: int) -> int:
+        """When ``probe`` answered again if it was waiting for an answer at ``t``, else ``t``."""
+        history = self._probes.get(probe)
+        last = int(np.searchsorted(history.t, t + PATIENCE, "right")) - 1 if history else -1
+        if history is None or last < 0 or history.status[last] != _STALLED:
+            return t
+        return max(int(history.t[last + 1]), t) if last + 1 < len(history.t) else t
 
     def mask(self, probe: str, quiet: bool, values: Values, first: int, width: int) -> Values:
         """``values`` of buckets ``first`` on with NaN where ``probe`` was not attached; of a

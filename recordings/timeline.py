@@ -5,7 +5,7 @@ window: what a bucket holds does not change when the window moves.  So a closed 
 once and kept, and a refresh of a live session reads the newest rows only.
 
 A value is NaN where nobody knows (not attached, not recorded, not yet arrived) and 0 where the
-probe was attached and saw nothing.
+probe was attached, the agent is known to have lived, and nothing happened.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.coverage import Coverage
-from dsprobe.recordings.lanes import LANES, Edges, Lane, Values
-from dsprobe.recordings.model import Rows
+from dsprobe.recordings.heartbeats import Heartbeats
+from dsprobe.recordings.lanes import LANES, Edges, Lane, Values, spread
+from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.session import FOREVER, Session
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -98,10 +99,12 @@ class Timeline:
         self._blocks: OrderedDict[tuple[str, int], _Block] = OrderedDict()
         self._unreadable: dict[int, str] = {}
         self._coverage = Coverage(session)
+        self._heartbeats = Heartbeats(session)
 
     def curves(self, window: Window, at: int = FOREVER) -> tuple[Curve, ...]:
         """All lanes over ``window``; their status is the one at moment ``at``."""
         self._coverage.refresh()
+        self._heartbeats.refresh()
         if window.width > SECOND or (window.width == SECOND and not self.session.live):
             values = self._wide(window)
         else:
@@ -134,6 +137,8 @@ class Timeline:
         if end > begin:
             edges = (np.arange(window.count) + window.first) * window.width
             inside = (edges >= begin) & (edges + window.width <= end)
+            ends = np.append(edges, window.end)
+            inside &= self._heartbeats.lived(ends, begin, end)
             for stream, lanes in self._by_stream.items():
                 if stream in self.session.streams:
                     values[lanes] = self._stream(stream, lanes, window, begin, end)
@@ -158,11 +163,19 @@ class Timeline:
             return out
         block = self._block(stream, len(lanes), window, lo, hi)
         if lo < block.first:
-            older, _ = self._compute(stream, lanes, Window(lo, block.first - lo, w), begin, end)
+            older, *_ = self._compute(stream, lanes, Window(lo, block.first - lo, w), begin, end)
             block = _Block(lo, np.hstack([older, block.values]))
         if hi > block.stop:
             stop = block.stop
-            values, closed = self._compute(stream, lanes, Window(stop, hi - stop, w), begin, end)
+            values, closed, since = self._compute(
+                stream, lanes, Window(stop, hi - stop, w), begin, end
+            )
+            if since < stop * w:
+                # A reading that came very late speaks for buckets that were closed without it.
+                stop = max(since // w, block.first)
+                block = _Block(block.first, block.values[:, : stop - block.first])
+                part = Window(stop, hi - stop, w)
+                values, closed, _ = self._compute(stream, lanes, part, begin, end)
             block = _Block(block.first, np.hstack([block.values, values[:, :closed]]))
             _place(out, values[:, closed:], stop + closed - window.first)
         _place(out, block.values, block.first - window.first)
@@ -171,24 +184,32 @@ class Timeline:
 
     def _compute(
         self, stream: str, lanes: list[int], part: Window, begin: int, end: int
-    ) -> tuple[Values, int]:
-        """Values of ``part``, and how many of its first buckets will not change any more."""
+    ) -> tuple[Values, int, int]:
+        """Values of ``part``; how many of its first buckets will not change any more; and from when
+        on rows of it speak that cover more than what is read for every bucket."""
         step = max(SLAB // part.width, 1)
-        pieces, closed = [], 0
+        pieces, closed, since = [], 0, part.start
         for first in range(part.first, part.first + part.count, step):
             count = min(step, part.first + part.count - first)
-            values, done = self._slab(stream, lanes, Window(first, count, part.width), begin, end)
+            slab = Window(first, count, part.width)
+            values, done, earliest = self._slab(stream, lanes, slab, begin, end)
             pieces.append(values)
+            since = min(since, earliest)
             if closed == first - part.first:
                 closed += done
-        return np.hstack(pieces), closed
+        return np.hstack(pieces), closed, since
 
     def _slab(
         self, stream: str, lanes: list[int], part: Window, begin: int, end: int
-    ) -> tuple[Values, int]:
+    ) -> tuple[Values, int, int]:
         live = self.session.live
-        sampled = "dt" in self.session.streams[stream].by_name
-        rows = self.session.read(stream, part.start, part.end + (LATE if sampled else 0))
+        sampled = _is_sampled(self.session.streams[stream])
+        # A sample speaks for the time before it, and the one after a stall for all of that.
+        reach = part.end
+        if sampled:
+            answered = self._coverage.answered(self.lanes[lanes[0]].probe, part.end)
+            reach = max(self._heartbeats.after(part.end), answered) + LATE
+        rows = self.session.read(stream, part.start, reach)
         edges: Edges = np.arange(part.first, part.first + part.count + 1) * part.width
         # The first and the last bucket count for as much of them as the session holds.
         if edges[0] < begin < edges[1]:
@@ -197,17 +218,29 @@ class Timeline:
             edges[-1] = end + 1
         known = closed = part.count
         if live:
-            # How far the rows can tell: a sample speaks for the time before it.
+            # How far the rows can tell.
             horizon = end
             if sampled:
                 horizon = max(int(rows["t"][-1]) if len(rows) else 0, end - LATE)
             known = _whole(edges, horizon)
-            closed = min(known, _whole(edges, max(horizon - SETTLE, end - 2 * LATE)))
+            settled = max(horizon - SETTLE, end - 2 * LATE)
+            if self._heartbeats.newest:  # whether it lived is known up to there
+                settled = min(settled, self._heartbeats.newest)
+            closed = min(known, _whole(edges, settled))
         values = np.full((len(lanes), part.count), np.nan)
-        if known:
-            for row, i in enumerate(lanes):
-                values[row, :known] = self._lane(i, rows, edges[: known + 1])
-        return values, closed
+        if not known:
+            return values, closed, part.start
+        edges = edges[: known + 1]
+        lived = self._heartbeats.lived(edges, begin, end)
+        spoken = _spoken(rows, edges) if sampled else np.zeros(known, bool)
+        for row, i in enumerate(lanes):
+            found = self._lane(i, rows, edges)
+            if self.lanes[i].quiet:
+                found[~lived & ~spoken & (found == 0)] = np.nan
+            elif sampled:
+                found[~spoken] = np.nan
+            values[row, :known] = found
+        return values, closed, _earliest(rows) if sampled else part.start
 
     def _lane(self, i: int, rows: Rows, edges: Edges) -> Values:
         try:
@@ -266,6 +299,8 @@ class Timeline:
             at = rows["t"].astype(np.int64) // SECOND - window.first
             bare[at] = False
             whole = at[(number[at] * SECOND >= begin) & ((number[at] + 1) * SECOND <= end)]
+            lived = self._heartbeats.lived(np.append(number, number[-1] + 1) * SECOND, begin, end)
+            bare |= ~lived & (number >= begin // SECOND) & (number < -(-end // SECOND))
             for i, lane in enumerate(self.lanes):
                 of = rows["lane"] == lane.id
                 if lane.quiet:
@@ -299,6 +334,26 @@ class Timeline:
 def _whole(edges: Edges, until: int) -> int:
     """How many of the buckets between ``edges`` end at or before ``until``."""
     return max(int(np.searchsorted(edges, until, "right")) - 1, 0)
+
+
+def _is_sampled(stream: Stream) -> bool:
+    """Whether its rows stand for intervals; a file may declare anything."""
+    return "dt" in stream.by_name and stream.dtype["dt"] == np.dtype("<u8")
+
+
+def _spoken(rows: Rows, edges: Edges) -> npt.NDArray[np.bool_]:
+    """Buckets that a sample speaks for."""
+    # All samples of one moment were taken together, after the same interval.
+    first = np.flatnonzero(np.diff(rows["t"].astype(np.int64), prepend=-1))
+    return np.asarray(spread(rows[first], np.ones(len(first)), edges) > 0)
+
+
+def _earliest(rows: Rows) -> int:
+    """From when on the samples speak that were taken after a long interval."""
+    t, dt = rows["t"].astype(np.int64), rows["dt"].astype(np.int64)
+    late = dt > LATE
+    # What was asked for before such a stall may have been given after it, too.
+    return max(int((t - dt)[late].min()) - SECOND, 0) if late.any() else FOREVER
 
 
 def _mean(values: Values) -> Values:
