@@ -29,6 +29,8 @@ from dsprobe.recordings import wire
 DRAIN_NS = 50_000_000
 TICK_NS = 250_000_000
 SECOND_NS = 1_000_000_000
+STALL_NS = SECOND_NS
+"""By how much the loop may be late before it is said: it was stopped, or had no CPU."""
 LAST_WORDS_SECONDS = 0.5
 """How long the end waits for probes that may block."""
 
@@ -147,6 +149,8 @@ class Agent:
             now = time.monotonic_ns()
             if now < drain:
                 continue
+            if now - drain > STALL_NS:
+                self._stood_still(drain, now)
             self._drain()
             drain = now + DRAIN_NS - (now - drain) % DRAIN_NS
             if now >= tick:
@@ -260,13 +264,20 @@ class Agent:
         t, wall, uncertainty = clock.pair()
         self.hub.publish(st.META_CLOCK, st.META_CLOCK.rows(t=t, wall=wall, uncertainty=uncertainty))
 
-    def _cover(self, coverage: Iterable[Coverage]) -> None:
+    def _stood_still(self, since: int, now: int) -> None:
+        """Say when this process did not run: what came up then is one row for the whole time."""
+        long = f"{(now - since) / 1e9:.1f} s"
+        coverage = [Coverage("agent", "", "stalled", f"it did not run for {long}"),
+                    Coverage("agent", "", "attached", f"runs again after {long}")]  # fmt: skip
+        self._cover(coverage, [since, now])
+
+    def _cover(self, coverage: Iterable[Coverage], t: list[int] | None = None) -> None:
         rows = list(coverage)
         if rows:
             self.hub.publish(
                 st.META_COVERAGE,
                 st.META_COVERAGE.rows(
-                    t=[time.monotonic_ns()] * len(rows),
+                    t=t or [time.monotonic_ns()] * len(rows),
                     probe=[c.probe for c in rows],
                     program=[c.program for c in rows],
                     status=[st.STATUSES.index(c.status) for c in rows],

@@ -20,7 +20,7 @@ from dsprobe.probes.registry import PROBES
 from dsprobe.probes.softirq import Softirq
 from dsprobe.recordings.filesession import open_file
 from dsprobe.recordings.session import FOREVER
-from dsprobe.recordings.streams import CPU_LOAD
+from dsprobe.recordings.streams import CPU_LOAD, STATUSES
 from tests.support.agents import watched
 from tests.support.bpfrun import run_raw_tracepoint
 from tests.support.wait import until
@@ -81,6 +81,30 @@ def test_a_hung_probe_does_not_hold_up_the_end() -> None:
         it.stop()
         assert time.monotonic() - began < 5
     held.set()
+
+
+def test_an_agent_that_stood_still_says_when() -> None:
+    """As one that was stopped, or got no CPU."""
+    quick = Quick()
+    with watched(quick) as it:
+        until(lambda: quick.read > 2, "it goes on")
+        moments: list[int] = []
+
+        def stand() -> None:
+            moments.append(time.monotonic_ns())
+            until(lambda: time.monotonic_ns() - moments[0] > 1_500_000_000, "it was long")
+            quick.act = lambda: None
+
+        quick.act = stand
+        until(lambda: it.coverage().get(("agent", "")), "it is told")
+        rows = it.rows("meta.coverage")
+        rows = rows[rows["probe"] == "agent"]
+    assert rows["status"].tolist() == [STATUSES.index("stalled"), STATUSES.index("attached")]
+    stalled, again = rows["t"].astype(int)
+    assert stalled < moments[0] + 100_000_000
+    assert again - stalled > 1_400_000_000
+    length = f"{(again - stalled) / 1e9:.1f} s"
+    assert rows["reason"].tolist() == [f"it did not run for {length}", f"runs again after {length}"]
 
 
 @pytest.mark.parametrize("probe", [Quick(), Slow()], ids=["quick", "slow"])
