@@ -38,6 +38,11 @@ class Heartbeats:
         """Moment of the last one; 0 before the first."""
         return int(self._beats[-1]) if len(self._beats) else 0
 
+    @property
+    def oldest(self) -> int:
+        """Moment of the first one; 0 where there is none."""
+        return int(self._beats[0]) if len(self._beats) else 0
+
     def after(self, t: int) -> int:
         """The first at or after ``t``; ``t`` where there is none."""
         i = int(np.searchsorted(self._beats, t))

@@ -101,10 +101,25 @@ class Timeline:
         self._coverage = Coverage(session)
         self._heartbeats = Heartbeats(session)
 
-    def curves(self, window: Window, at: int = FOREVER) -> tuple[Curve, ...]:
-        """All lanes over ``window``; their status is the one at moment ``at``."""
+    def refresh(self) -> None:
+        """Take in what the agent has said of itself since."""
         self._coverage.refresh()
         self._heartbeats.refresh()
+
+    def span(self) -> tuple[int, int]:
+        """First and last moment there is something to say of; (0, 0) while there is none.
+
+        That of the session's rows, and of the time since in which a live agent was there to see
+        that nothing happened.
+        """
+        begin, end = self.session.span()
+        if not self.session.live:
+            return begin, end
+        return begin or self._heartbeats.oldest, max(end, self._heartbeats.newest)
+
+    def curves(self, window: Window, at: int = FOREVER) -> tuple[Curve, ...]:
+        """All lanes over ``window``; their status is the one at moment ``at``."""
+        self.refresh()
         if window.width > SECOND or (window.width == SECOND and not self.session.live):
             values = self._wide(window)
         else:
@@ -133,7 +148,7 @@ class Timeline:
     def _fine(self, window: Window) -> Values:
         """(lanes, buckets)"""
         values = np.full((len(self.lanes), window.count), np.nan)
-        begin, end = self.session.span()
+        begin, end = self.span()
         if end > begin:
             edges = (np.arange(window.count) + window.first) * window.width
             inside = (edges >= begin) & (edges + window.width <= end)
@@ -257,7 +272,7 @@ class Timeline:
         """(lanes, buckets)"""
         w = window.width
         out = np.full((len(self.lanes), window.count), np.nan)
-        begin, end = self.session.span()
+        begin, end = self.span()
         lo = max(window.first, begin // w)
         hi = min(window.first + window.count, -(-end // w))
         if lo >= hi:

@@ -14,6 +14,8 @@ from dsprobe.recordings.timeline import LADDER, MS, SECOND, Window
 SPEEDS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SEEK = 5 * SECOND
 FAR = 60 * SECOND
+SILENT = 2 * SECOND
+"""A live session from which nothing has come for longer is behind."""
 DEFAULT_WIDTH = LADDER.index(500 * MS)
 
 
@@ -42,9 +44,10 @@ class Player:
         speed: float = 1.0,
     ) -> None:
         self._clock = clock
-        self._ticked = clock()
+        self._ticked = self._grown = clock()
         self.start, self.end = start, max(start, end)
         self.growing = growing
+        self.ended = False  # it was growing, and is not any more
         self.following = growing and live
         self.playing = True
         self.reversed = False
@@ -68,6 +71,12 @@ class Player:
     def behind(self) -> int:
         """How far the position is behind the end of what is held, in ns."""
         return self.end - self.position
+
+    @property
+    def silence(self) -> int:
+        """For how long nothing has come, where that is longer than it should be; else 0; in ns."""
+        passed = self._clock() - self._grown
+        return passed if self.growing and passed > SILENT else 0
 
     @property
     def bucket(self) -> int:
@@ -101,11 +110,13 @@ class Player:
         One that grows no more is not live any more: the playhead stops at its end.
         """
         if self.growing and growing is False:
-            self.growing = False
+            self.growing, self.ended = False, True
             if self.following:
                 self._hold()
                 self.playing = False
         empty = self.end == self.start == 0
+        if end > self.end:
+            self._grown = self._clock()
         self.start, self.end = start, max(start, end)
         if self.following:
             self.position = self.end

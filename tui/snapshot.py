@@ -104,7 +104,8 @@ class Observer:
         """Take in what is new, let the player's time pass, and compute what to show."""
         session = self.session
         session.refresh()
-        begin, end = session.span()
+        self._timeline.refresh()
+        begin, end = self._timeline.span()
         found = self._session_markers()
         with self.lock:
             p = self.player
@@ -113,6 +114,7 @@ class Observer:
             p.tick()
             window, cursor, bucket, position = p.window(), p.cursor, p.bucket, p.position
             mode, detail, markers, following = *_mode(p), p.markers, p.following
+            problems = _problems(session, p)
         scale = self._scale(begin, end)
         curves = self._timeline.curves(window, position if not following else FOREVER)
         at = min((bucket + 1) * window.width, max(position, 1))
@@ -126,7 +128,7 @@ class Observer:
             date=scale.date(position) if end else "",
             overhead=self._overhead(position),
             lost=dict(lost),
-            problems=tuple(session.problems),
+            problems=problems,
             window=window,
             cursor=cursor,
             show_cursor=not following,
@@ -189,15 +191,27 @@ class Observer:
 
 
 def _mode(p: Player) -> tuple[str, str]:
+    behind = f"{units.span(p.behind + p.silence)} behind" if p.growing else ""
     if p.following:
-        return "LIVE", ""
-    behind = f"{units.span(p.behind)} behind" if p.growing else ""
+        return "LIVE", behind if p.silence else ""
     if not p.playing:
         if not p.growing and p.position >= p.end:
             behind = "end"
         return "PAUSED", behind
     direction = "backwards " if p.reversed else ""
     return "PLAY", f"{direction}{units.speed(p.speed)} {behind}".strip()
+
+
+def _problems(session: Session, p: Player) -> tuple[str, ...]:
+    """What the source says is wrong, with what to do, and that it says nothing."""
+    problems = tuple(session.problems)
+    if p.ended:
+        first, *rest = problems or ("the agent has ended",)
+        problems = (f"{first}: quit and run dsprobe top again", *rest)
+    if p.silence:
+        said = f"nothing has come from the agent for {units.span(p.silence)}"
+        problems = (f"{said}: it is stopped, or the machine is too busy for it", *problems)
+    return problems
 
 
 def _columns(moments: list[tuple[int, str]], window: Window) -> tuple[tuple[int, str], ...]:

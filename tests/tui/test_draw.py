@@ -200,7 +200,44 @@ def test_the_header_tells_live_from_paused_from_replay() -> None:
     session.problems = ("the agent ended",)
     snap = observer.look()
     assert (snap.mode, snap.detail) == ("PAUSED", "end")
-    assert snap.problems == ("the agent ended",)
+    assert snap.problems == ("the agent ended: quit and run dsprobe top again",)
+
+
+def test_an_agent_that_says_nothing_does_not_look_healthy() -> None:
+    session, scenario = live(40)
+    now = 0
+    player = Player(lambda: now, *session.span(), growing=True, live=True)
+    observer = Observer(session, player)
+    now += SECOND
+    snap = observer.look()
+    assert (snap.mode, snap.detail, snap.problems) == ("LIVE", "", ())
+    now += 4 * SECOND
+    snap = observer.look()
+    assert (snap.mode, snap.detail) == ("LIVE", "5s behind")
+    assert "nothing has come from the agent for 5s" in snap.problems[0]
+    player.pause()
+    assert observer.look().detail == "5s behind"
+    scenario.run(1)
+    snap = observer.look()
+    assert (snap.detail, snap.problems) == ("1s behind", ())
+
+
+def test_a_quiet_host_goes_on_while_its_agent_lives() -> None:
+    session = MemorySession(live=True)
+    session.append("meta.coverage", t=BOOT, probe="tcp", program="", status=0, reason="")
+    now = 0
+    player = Player(lambda: now, 0, 0, growing=True, live=True)
+    observer = Observer(session, player)
+    for second in range(60):
+        now += SECOND
+        t = BOOT + second * SECOND
+        session.append("meta.clock", t=t, wall=t, uncertainty=1)
+        snap = observer.look()
+        assert (snap.mode, snap.detail, snap.problems) == ("LIVE", "", ())
+    (lane,) = [lane for lane in snap.lanes if lane.key == "tcp.retransmits"]
+    player.resize(20)
+    (lane,) = [lane for lane in observer.look().lanes if lane.key == "tcp.retransmits"]
+    assert (lane.values == 0).all()
 
 
 def test_hostile_names_do_not_reach_the_terminal() -> None:
