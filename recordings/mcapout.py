@@ -19,6 +19,7 @@ from mcap.opcode import Opcode
 
 from dsprobe.recordings import container as c
 from dsprobe.recordings.errors import RecordingError
+from dsprobe.recordings.owner import give
 
 LEVEL = 3
 _BINARY = "application/octet-stream"
@@ -236,7 +237,7 @@ def _summary(start: int, groups: Iterable[tuple[Opcode, bytes | bytearray]]) -> 
 
 
 def create(path: str, force: bool) -> int:
-    """A new file for us alone; ``force`` replaces a regular file, never a link or device."""
+    """A new file for us alone, or for who called sudo; ``force`` replaces a regular file, never a link or device."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         if force and os.path.lexists(path):
@@ -248,6 +249,7 @@ def create(path: str, force: bool) -> int:
         raise RecordingError(f"{path} exists: name another file, or use --force") from None
     except OSError as e:
         raise RecordingError(f"{path}: {os.strerror(e.errno or 0)}") from None
+    give(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -90,7 +90,7 @@ class Writer:
     """Appends rows to a new recording.
 
     Refuses to touch an existing path unless ``force``, which replaces a regular file, never a link
-    or device; the file belongs to the caller alone (mode 0600).  Raises :class:`RecordingError`
+    or device; the file belongs to the caller alone (mode 0600), which under sudo is who called it.  Raises :class:`RecordingError`
     where the file cannot be made, and :class:`StoreFull` from any method once the disk takes no
     more: the file is then readable, finished as far as possible, and the writer is closed.
     """

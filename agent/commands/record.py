@@ -20,6 +20,7 @@ from dsprobe.recordings import session, wire
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.errors import StoreFull
 from dsprobe.recordings.live import LiveSession
+from dsprobe.recordings.owner import sudo_caller
 from dsprobe.recordings.writer import Writer
 
 QUEUE_BYTES = 64 << 20
@@ -125,17 +126,18 @@ class _Command:
     def __init__(self, words: Sequence[str]) -> None:
         self.name = words[0]
         options: dict[str, Any] = {}
-        uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+        caller = sudo_caller()
         try:
-            if os.geteuid() == 0 and uid.isdigit() and gid.isdigit() and int(uid):
-                user = pwd.getpwuid(int(uid))
+            if caller:
+                uid, gid = caller
+                user = pwd.getpwuid(uid)
                 names = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
-                groups = os.getgrouplist(user.pw_name, int(gid))
-                options = {"user": int(uid), "group": int(gid), "extra_groups": groups}
+                groups = os.getgrouplist(user.pw_name, gid)
+                options = {"user": uid, "group": gid, "extra_groups": groups}
                 options["env"] = os.environ | names
             self._process = subprocess.Popen(words, **options)
         except (OSError, KeyError) as e:
-            reason = e.strerror if isinstance(e, OSError) else f"there is no user {uid}"
+            reason = e.strerror if isinstance(e, OSError) else "who called sudo is no user here"
             raise Failure(f"{words[0]} cannot be run: {reason}") from None
 
     def ended(self) -> bool:
