@@ -45,15 +45,27 @@ def cut(
 
 
 class WholeWriter(Writer):
-    """A writer whose file is removed again when making it fails halfway."""
+    """A writer whose file is removed again where making it fails halfway, as part of a copy is
+    worth nothing; raises :class:`RecordingError` where the disk is full."""
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.close()
-            return
-        self.abandon()
-        if not issubclass(kind, StoreFull):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        try:
+            if error is None:
+                self.close()
+                return
+            raise error
+        except BaseException as e:
+            self.abandon()
             os.unlink(self.path)
+            if isinstance(e, StoreFull):
+                raise RecordingError(
+                    f"{self.path}: {e.why}, so nothing was kept: make room, or name a file on "
+                    "another disk"
+                ) from None
+            if error is None:
+                raise
 
 
 def same_file(source: str, out: str | os.PathLike[str]) -> None:

@@ -19,8 +19,10 @@ class StoreFull(RecordingError):
     """The disk took no more: the file ends before the rows of ``lost`` and is readable.
 
     ``lost`` counts, by stream, the rows that were handed to the writer and are not in the file.
+    ``why`` is what the system said.
     """
 
-    def __init__(self, message: str, lost: Mapping[str, int]) -> None:
+    def __init__(self, message: str, lost: Mapping[str, int], why: str = "") -> None:
         super().__init__(message, EXIT_PARTIAL)
+        self.why = why
         self.lost = dict(lost)

@@ -73,6 +73,8 @@ class FileSession:
 
     def _check_profile(self) -> None:
         lay = self._layout
+        if self._file.error and not lay.channels:
+            raise RecordingError(f"{self.path} cannot be read: {self._file.error}")
         if lay.profile == c.PROFILE or lay.channels:
             if lay.profile != c.PROFILE:
                 lay.problem("the head of the file is damaged")
@@ -145,6 +147,8 @@ class FileSession:
             said.append(f"{self._layout.more_problems} more problems of these kinds")
         if self.truncated:
             said.insert(0, "the file has no end: its recorder was stopped before it could finish")
+        if self._file.error:
+            said.append(f"a part of the file cannot be read: {self._file.error}")
         if self._layout.stopped:
             said.append(f"the recording ended early: {self._layout.stopped}")
         return tuple(said)

@@ -219,6 +219,8 @@ class File:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.error = ""
+        """Why a part of it could not be read; it then counts as missing."""
         self._at = 0
         self._buffer = b""
 
@@ -229,7 +231,7 @@ class File:
         """Exactly the bytes there are in ``[offset, offset + n)``."""
         parts = []
         while n > 0:
-            part = os.pread(self.fd, n, offset)
+            part = self._pread(n, offset)
             if not part:
                 break
             parts.append(part)
@@ -240,9 +242,17 @@ class File:
     def peek(self, offset: int, n: int) -> bytes:
         """Like :meth:`read`, for many small neighbouring reads of at most 64 KiB."""
         if not self._at <= offset <= offset + n <= self._at + len(self._buffer):
-            self._at, self._buffer = offset, os.pread(self.fd, 1 << 16, offset)
+            self._at, self._buffer = offset, self._pread(1 << 16, offset)
         at = offset - self._at
         return self._buffer[at : at + n]
+
+    def _pread(self, n: int, offset: int) -> bytes:
+        """Empty where the disk, or what stands in the file's place, gives nothing back."""
+        try:
+            return os.pread(self.fd, n, offset)
+        except (OSError, OverflowError) as e:
+            self.error = getattr(e, "strerror", "") or str(e)
+            return b""
 
     def forget(self) -> None:
         self._buffer = b""

@@ -237,7 +237,8 @@ def _summary(start: int, groups: Iterable[tuple[Opcode, bytes | bytearray]]) -> 
 
 
 def create(path: str, force: bool) -> int:
-    """A new file for us alone, or for who called sudo; ``force`` replaces a regular file, never a link or device."""
+    """A new file for us alone, or for who called sudo; ``force`` replaces a regular file, never a
+    link or device."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         if force and os.path.lexists(path):

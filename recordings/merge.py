@@ -30,8 +30,10 @@ FOREVER = session.FOREVER
 
 def merge(
     paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], force: bool = False
-) -> tuple[str, ...]:
-    """Write the recordings at ``paths`` to ``out``; what was wrong with them, as sentences."""
+) -> tuple[int, tuple[str, ...]]:
+    """Write the recordings at ``paths`` to ``out``; how many rows (but ``meta.*``) it got, and what
+    was wrong with the recordings, as sentences."""
+    written = 0
     with ExitStack() as stack:
         sources = [stack.enter_context(open_file(path)) for path in paths]
         for source in sources:
@@ -55,12 +57,14 @@ def merge(
                             numbers.apply(s, streams[name], _fit(s, streams[name], begin, until))
                             for s in sources
                         ]
-                        writer.append(streams[name], union(parts))
+                        rows = union(parts)
+                        writer.append(streams[name], rows)
+                        written += len(rows)
                 writer.flush()
             for stream in streams.values():
                 if stream.is_meta:
                     writer.append(stream, _meta(stream, sources, numbers))
-        return tuple(f"{s.path}: {p}" for s in sources for p in s.problems)
+        return written, tuple(f"{s.path}: {p}" for s in sources for p in s.problems)
 
 
 def _meta(stream: Stream, sources: Sequence[FileSession], numbers: Renumbering) -> Rows:

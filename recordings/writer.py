@@ -90,9 +90,10 @@ class Writer:
     """Appends rows to a new recording.
 
     Refuses to touch an existing path unless ``force``, which replaces a regular file, never a link
-    or device; the file belongs to the caller alone (mode 0600), which under sudo is who called it.  Raises :class:`RecordingError`
-    where the file cannot be made, and :class:`StoreFull` from any method once the disk takes no
-    more: the file is then readable, finished as far as possible, and the writer is closed.
+    or device; the file belongs to the caller alone (mode 0600), under sudo to who called it.
+    Raises :class:`RecordingError` where the file cannot be made, and :class:`StoreFull` from any
+    method once the disk takes no more: the file is then readable, finished as far as possible, and
+    the writer is closed.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if self._full is None:
-            self.close("" if kind is None else f"{kind.__name__}: {error}")
+            self.close("" if error is None else _reason(error))
 
     # -- chunks --------------------------------------------------------------------------------
 
@@ -291,9 +292,10 @@ class Writer:
                 lost[name] = self._channels[name].dropped = sum(map(len, parts))
         self._pending = {}
         self._full = StoreFull(
-            f"{self.path}: {why}: the recording ends here and can be read; make room and record "
-            "into a new file",
+            f"{self.path}: {why}: the recording ends here and can be read; make room and begin a "
+            "new file",
             lost,
+            why,
         )
         try:
             self._finish(why)
@@ -349,6 +351,12 @@ def _frames(channel: _Channel, seq: int, parts: Sequence[Rows]) -> list[Frame]:
         )
         at = end
     return made
+
+
+def _reason(error: BaseException) -> str:
+    """Why a recording ends that should have gone on; errors with an exit code speak to people."""
+    text = str(error)
+    return text if hasattr(error, "exit_code") and text else f"{type(error).__name__}: {text}"
 
 
 def _library() -> str:

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from dsprobe.agent.commands import errors
 from dsprobe.agent.commands.table import EXIT_CODES, SUMMARY, VERBS, Option, Verb
@@ -103,6 +103,41 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     return verb, args
 
 
+_STDOUT = "standard output"
+
+
+class _Stdout:
+    """``to``, whose errors name it, as those of a file name the file."""
+
+    def __init__(self, to: TextIO) -> None:
+        self._to = to
+
+    def write(self, text: str) -> int:
+        try:
+            return self._to.write(text)
+        except OSError as e:
+            raise self._named(e) from None
+
+    def flush(self) -> None:
+        try:
+            self._to.flush()
+        except OSError as e:
+            raise self._named(e) from None
+
+    @staticmethod
+    def _named(error: OSError) -> OSError:
+        """BrokenPipeError stays one, as the number says so."""
+        return OSError(error.errno, error.strerror, _STDOUT)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._to, name)
+
+
+def _nowhere() -> TextIO:
+    """For a process that was started with its output closed."""
+    return open(os.devnull, "w")
+
+
 def _quiet_stdout() -> None:
     """Nobody reads stdout any more: keep the interpreter from saying so when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -122,6 +157,8 @@ def _failed(error: Exception) -> int:
         _say(str(error))
         return code
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        if error.filename == _STDOUT:
+            _quiet_stdout()
         _say(f"{os.fsdecode(error.filename)}: {error.strerror}")
         return errors.ERROR
     _say(
@@ -131,14 +168,21 @@ def _failed(error: Exception) -> int:
     return errors.ERROR
 
 
+def _run(argv: Sequence[str]) -> int:
+    try:
+        verb, args = parse(argv)
+        module = importlib.import_module(f"dsprobe.agent.commands.{verb.name}")
+        return int(module.run(args))
+    finally:
+        sys.stdout.flush()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``dsprobe`` with ``argv`` (default: the process's own); returns the exit code."""
-    verb, args = parse(sys.argv[1:] if argv is None else argv)
+    stdout = sys.stdout
+    sys.stdout = _Stdout(stdout or _nowhere())
     try:
-        module = importlib.import_module(f"dsprobe.agent.commands.{verb.name}")
-        code = int(module.run(args))
-        sys.stdout.flush()
-        return code
+        return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return errors.SIGNAL + 2
     except BrokenPipeError:
@@ -148,6 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("DSPROBE_DEBUG"):
             raise
         return _failed(error)
+    finally:
+        sys.stdout = stdout
 
 
 if __name__ == "__main__":

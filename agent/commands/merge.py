@@ -10,7 +10,8 @@ from dsprobe.recordings.merge import merge
 
 
 def run(args: argparse.Namespace) -> int:
-    problems = merge(args.files, args.output, args.force)
+    rows, problems = merge(args.files, args.output, args.force)
+    print(f"{args.output}: {rows:,} rows of {len(args.files)} recordings", file=sys.stderr)
     for problem in problems:
         print(f"dsprobe: {problem}", file=sys.stderr)
     return PARTIAL if problems else OK

@@ -71,7 +71,8 @@ def _file(help: str, many: bool = False) -> Option:
 
 
 def _output(help: str) -> Option:
-    return Option(("-o", "--output"), "output", help, "FILE", required=True, complete="file")
+    return Option(("-o", "--output"), "output", help, "FILE", values.output, required=True,
+                  complete="file")  # fmt: skip
 
 
 _JSON = Option(("--json",), "json", "print JSON, for scripts")

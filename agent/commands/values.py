@@ -58,6 +58,13 @@ def speed(text: str) -> float:
     return factor
 
 
+def output(text: str) -> str:
+    """The name of a file to write: recordings are written in place, so not to a pipe."""
+    if text in ("", "-"):
+        raise ArgumentTypeError(f"{text!r} is not supported: name a file, such as run.mcap")
+    return text
+
+
 def columns(text: str) -> int:
     """A width in characters, 1 to 1000."""
     if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 1000:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -48,6 +49,35 @@ def test_help_and_version_load_nothing_heavy() -> None:
         assert done.stdout
         assert "argparse" in done.stderr.split()
         assert not heavy & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["man"], ["record", "--help"]])
+def test_output_that_takes_nothing_is_one_sentence(unbuffered: str, words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "dsprobe: standard output: No space left on device\n"
+
+
+def test_without_any_output_at_all() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "-", *COMMAND, "man"], stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["-", ""])
+@pytest.mark.parametrize(
+    "words", [["record"], ["save", "--last", "1s"], ["cut", "a.mcap"], ["merge", "a.mcap"]]
+)
+def test_output_is_a_file_and_no_pipe(words: list[str], name: str) -> None:
+    done = dsprobe(*words, "-o", name)
+    assert done.returncode == 2
+    assert f"{name!r} is not supported: name a file" in done.stderr
 
 
 def test_help_names_every_verb_and_exit_code() -> None:

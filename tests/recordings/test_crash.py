@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from dsprobe.recordings import streams as st
+from dsprobe.recordings.cut import cut
 from dsprobe.recordings.errors import RecordingError, StoreFull
 from dsprobe.recordings.filesession import open_file
+from dsprobe.recordings.merge import merge
 from dsprobe.recordings.writer import Writer
-from tests.recordings.sample import FOREVER, SECOND, T0, head, host_second, random_rows
+from tests.recordings.sample import FOREVER, SECOND, T0, head, host_second, random_rows, write_host
 
 RECORDER = """
 import mmap, struct, sys, time
@@ -91,13 +93,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", at], check=True)
 
 
-def use_up(disk: Path) -> None:
-    """Leave no block of a file system free."""
+def use_up(disk: Path, spare: int = 0) -> None:
+    """Leave no block of a file system free but ``spare`` bytes."""
     fd = os.open(disk / "other", os.O_WRONLY | os.O_CREAT)
     try:
         while True:
             os.write(fd, bytes(4096))
     except OSError:
+        os.ftruncate(fd, os.fstat(fd).st_size - spare)
         os.close(fd)
 
 
@@ -168,6 +171,32 @@ def test_a_full_disk_at_the_end_of_the_file(small_disk: Path) -> None:
     with open_file(path) as source:
         assert source.truncated
         assert len(source.read("softirq.cpu", 0, FOREVER)) == 40
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7, 1])
+@pytest.mark.parametrize("verb", ["cut", "merge"])
+def test_a_copy_onto_a_full_disk_is_not_kept(
+    small_disk: Path, tmp_path: Path, verb: str, share: float
+) -> None:
+    """Half a copy is worth nothing, as what was copied is still there."""
+    path, whole, out = tmp_path / "a.mcap", tmp_path / "whole.mcap", small_disk / "out.mcap"
+    write_host(path, 30)
+
+    def copy(to: Path) -> None:
+        with open_file(path) as source:
+            cut(source, to, 0, FOREVER) if verb == "cut" else merge([path], to)
+
+    copy(whole)
+    # Room for a share of it; the whole, but for its last byte.
+    use_up(small_disk, int((whole.stat().st_size - 1) * share) // 4096 * 4096)
+    with pytest.raises(RecordingError) as caught:
+        copy(out)
+    assert not out.exists()
+    assert caught.value.exit_code == 1
+    assert str(caught.value) == (
+        f"{out}: No space left on device, so nothing was kept: make room, or name a file on another"
+        " disk"
+    )
 
 
 def test_a_disk_with_no_room_at_all(small_disk: Path) -> None:

@@ -1,5 +1,6 @@
 """dsprobe info, dump, cut and merge as a person or a script uses them."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from dsprobe.agent.commands.main import main
 from dsprobe.recordings import streams as st
+from dsprobe.recordings.cut import is_event
 from dsprobe.recordings.filesession import open_file
 from dsprobe.recordings.writer import Writer
 from tests.recordings.sample import FOREVER, SECOND, T0, head, write_host
@@ -190,7 +192,12 @@ def test_cut_and_merge(files: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert code == 3
     assert "has no end" in err
-    assert run(capsys, "merge", a, b, "-o", m)[0] == 0
+    code, _, err = run(capsys, "merge", a, b, "-o", m)
+    assert code == 0
+    with open_file(m) as merged:
+        rows = sum(t.rows for name, t in merged.totals().items() if is_event(name))
+    assert err == f"{m}: {rows:,} rows of 2 recordings\n"
+    assert rows > 400
     assert run(capsys, "merge", a, b, "-o", m)[0] == 1
     assert run(capsys, "merge", a, b, "-o", m, "--force")[0] == 0
     with open_file(m) as merged:
@@ -199,6 +206,40 @@ def test_cut_and_merge(files: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     code, _, err = run(capsys, "cut", m, "-o", a, "--streams", "nothing")
     assert code == 2
     assert "has no stream nothing" in err
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/self/status", "/proc/kmsg", "/dev/zero",
+                                  "/dev/full", "/proc/self"])  # fmt: skip
+def test_files_that_are_none_are_one_sentence(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in (["info"], ["info", "--verify"], ["dump", "--stream", "marker"]):
+        code, out, err = run(capsys, *verb, path)
+        assert (code, out) == (1, "")
+        assert err.startswith(f"dsprobe: {path} ")
+        assert "a fault in dsprobe" not in err
+        assert err.count("\n") == 1
+
+
+def test_a_disk_that_fails_while_reading(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it gives back is read, the rest is named."""
+    with open_file(files / "whole.mcap") as source:
+        bad = source._layout.table.row(3)[0]
+    real = os.pread
+
+    def pread(fd: int, n: int, offset: int) -> bytes:
+        if offset <= bad < offset + n:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, n, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    code, out, err = run(capsys, "dump", files / "whole.mcap", "--stream", "softirq.cpu")
+    assert code == 3
+    assert 100 < len(out.splitlines()) < 400
+    assert "a part of the file cannot be read: Input/output error" in err
 
 
 def test_a_terminal_gets_no_control_characters(
