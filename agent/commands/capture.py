@@ -9,9 +9,11 @@ from typing import Any
 from dsprobe.recordings import wire
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.frames import FrameError
-from dsprobe.recordings.streams import META_LOSS
+from dsprobe.recordings.streams import META_CLOCK, META_LOSS
 from dsprobe.recordings.writer import Writer
 
+SILENT_SECONDS = 3.0
+"""An agent that said nothing for so long does not run."""
 FLUSH_SECONDS = 0.4
 """A crash loses at most what came since the last flush; the file format promises a second."""
 
@@ -25,8 +27,10 @@ class Capture:
         self.lost: Counter[str] = Counter()
         self.first = self.last = 0
         """First and last ``t`` of all frames but ``meta.*``."""
+        self.lived = 0
+        """Last ``t`` of all frames that come whatever the host does."""
         self.caught_up = False
-        self._flushed = time.monotonic()
+        self._flushed = self._heard = time.monotonic()
         for stream in connection.streams.values():
             writer.declare(stream)
 
@@ -36,9 +40,20 @@ class Capture:
         Raises :class:`~dsprobe.recordings.errors.StoreFull` once the disk takes no more.
         """
         for message in self._connection.receive(seconds):
+            self._heard = time.monotonic()
             self._take(message)
             self._flush()
         self._flush()
+
+    @property
+    def silence(self) -> str:
+        """That the agent has said nothing for a while, where that is so: it should each second,
+        whatever the host does."""
+        seconds = time.monotonic() - self._heard
+        if seconds < SILENT_SECONDS:
+            return ""
+        path = self._connection.path
+        return f"the agent at {path} has said nothing for {seconds:.1f} s: restart it"
 
     def _flush(self) -> None:
         now = time.monotonic()
@@ -64,6 +79,8 @@ class Capture:
                 self._lose({frame.stream: frame.n}, "a frame from the agent could not be read")
                 return
             self.rows[frame.stream] += frame.n
+            if frame.stream == META_CLOCK.name:
+                self.lived = max(self.lived, frame.t1)
             if not frame.stream.startswith("meta."):
                 self.first = min(self.first or frame.t0, frame.t0)
                 self.last = max(self.last, frame.t1)

@@ -25,7 +25,7 @@ from dsprobe.recordings.writer import Writer
 
 QUEUE_BYTES = 64 << 20
 LINGER_NS = 2_000_000_000
-LAST_ROWS_SECONDS = 2.0
+LAST_ROWS_SECONDS = 3.5
 GOES_ON_SECONDS = 5.0
 """How long a command may take to heed the signal that we were sent too."""
 
@@ -47,10 +47,13 @@ def run(args: argparse.Namespace) -> int:
             command = _Command(args.command) if args.command else None
             progress = _Progress(args.output, capture)
             try:
-                _record(args.duration, connection, capture, command, stop, progress)
-                _take_the_rest(connection, capture, own)
+                why = _record(args.duration, connection, capture, command, stop, progress)
+                why = why or _take_the_rest(connection, capture, own)
             finally:
                 progress.end()
+            writer.close(why)
+            if why:
+                raise Failure(f"recording ended early: {why}", exit_code=PARTIAL)
         print(f"{args.output}: {progress.summary()}", file=sys.stderr)
     except (Failure, StoreFull) as e:
         if command is None or command.ended():
@@ -83,13 +86,15 @@ def _record(
     command: _Command | None,
     stop: _Stop,
     progress: _Progress,
-) -> None:
+) -> str:
+    """Record until it is time to end; why it ended before, if it did."""
     end = time.monotonic() + duration / 1e9 if duration else math.inf
     while not (stop.asked or time.monotonic() >= end or (command and command.ended())):
         capture.step(0.1)
         progress.show()
         if connection.ended:
-            raise Failure(f"recording ended early: {connection.ended}", exit_code=PARTIAL)
+            return connection.ended
+    return ""
 
 
 def _wait_for_probes(path: str, capture: Capture, stop: _Stop) -> None:
@@ -97,6 +102,8 @@ def _wait_for_probes(path: str, capture: Capture, stop: _Stop) -> None:
     watcher = LiveSession(Connection(path, history=0, streams=()))
     deadline = time.monotonic() + agents.READY_SECONDS
     while not stop.asked and time.monotonic() < deadline and watcher.live:
+        if capture.silence:
+            break
         capture.step(0.0)
         if agents.wait_until_ready(watcher, 0.1):
             break
@@ -106,16 +113,18 @@ def _wait_for_probes(path: str, capture: Capture, stop: _Stop) -> None:
     watcher.close()
 
 
-def _take_the_rest(connection: Connection, capture: Capture, own: bool) -> None:
-    """What the agent has seen until now: its last tick, or all of it where it may end."""
+def _take_the_rest(connection: Connection, capture: Capture, own: bool) -> str:
+    """What the agent has seen until now: its last tick, or all of it where it may end.  Why that is
+    not in the file, where it is not."""
     until = time.monotonic_ns()
     deadline = time.monotonic() + LAST_ROWS_SECONDS
     if own:
         connection.send("stop")
     while time.monotonic() < deadline and not connection.ended:
         capture.step(0.05)
-        if not own and capture.last >= until:
-            break
+        if not own and capture.lived >= until:
+            return ""
+    return "" if connection.ended else capture.silence
 
 
 class _Command:
@@ -163,6 +172,7 @@ class _Progress:
         self._path, self._capture = path, capture
         self._started = self._shown = time.monotonic()
         self._terminal = sys.stderr.isatty()
+        self._silent = False
         if not self._terminal:
             print(f"recording into {path}; stop with Ctrl-C", file=sys.stderr)
 
@@ -174,6 +184,10 @@ class _Progress:
         return f"{text}, {lost:,} rows lost" if lost else text
 
     def show(self) -> None:
+        if self._silent != bool(said := self._capture.silence):
+            self._silent = bool(said)
+            self.end()
+            print(f"dsprobe: {said or 'the agent answers again'}", file=sys.stderr)
         if self._terminal and time.monotonic() - self._shown >= 0.5:
             self._shown = time.monotonic()
             sys.stderr.write(

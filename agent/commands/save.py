@@ -11,6 +11,9 @@ from dsprobe.recordings import wire
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.writer import Writer
 
+ALL = "that is all"
+"""How a connection ends that has brought what was asked for."""
+
 
 def run(args: argparse.Namespace) -> int:
     print(save(args.socket or wire.SOCKET, args.last, args.output, args.force), file=sys.stderr)
@@ -26,17 +29,17 @@ def save(path: str, last: int | None, output: str, force: bool = False) -> str:
     try:
         with Writer(output, force=force) as writer:
             capture = Capture(connection, writer)
-            while not connection.ended:
+            while not (connection.ended or capture.silence):
                 capture.step(1.0)
-            writer.flush()
-            size = writer.size
+            why = "" if connection.ended == ALL else connection.ended or capture.silence
+            writer.close(why)
     finally:
         connection.close()
-    if connection.ended != "that is all":
-        raise Failure(f"{output} is incomplete: {connection.ended}", exit_code=PARTIAL)
+    if why:
+        raise Failure(f"{output} is incomplete: {why}", exit_code=PARTIAL)
     lost = sum(capture.lost.values())
     held = (capture.last - capture.first) / 1e9
-    text = f"{output}: {held:.1f} s, {capture.events:,} rows, {size / 1e6:.2f} MB"
+    text = f"{output}: {held:.1f} s, {capture.events:,} rows, {writer.size / 1e6:.2f} MB"
     if last is not None and held < last / 1e9 - 2:
         text += f" (the agent holds no more than that; {last / 1e9:.0f} s were asked for)"
     if lost:

@@ -13,6 +13,7 @@ import pytest
 
 from dsprobe.recordings.filesession import open_file
 from dsprobe.recordings.session import FOREVER, coverage
+from dsprobe.recordings.streams import STATUSES
 from tests.agent.recording import assert_whole, info, last, recorder, small_disk
 from tests.support import programs
 from tests.support.box import WORKS, Box, Process, end
@@ -187,8 +188,69 @@ def test_agent_killed_while_recording(here: Box, agent: Process, tmp_path: Path)
     assert err.endswith("dsprobe: recording ended early: the agent has gone\n")
     code, said, _ = info(here, path)
     assert code == 3  # it holds less than was asked for, and says so
+    assert said["problems"] == ["the recording ended early: the agent has gone"]
     assert said["streams"]["cpu.usage"]["rows"] > 0
     assert last(path) > died - SECOND
+
+
+@pytest.mark.parametrize("with_command", [False, True])
+def test_agent_stopped_while_recording(
+    here: Box, agent: Process, tmp_path: Path, with_command: bool
+) -> None:
+    """It lives and says nothing: that is no quiet host."""
+    path = tmp_path / "r.mcap"
+    words = ["--", "sh", "-c", "read x; exit 4"] if with_command else []
+    process = here.popen("record", "-o", str(path), *words, stdin=subprocess.PIPE)
+    until(lambda: path.exists() and last(path), "rows are written")
+    os.kill(agent.pid, signal.SIGSTOP)
+    try:
+        assert process.stderr
+        said = ""
+        while "has said nothing for" not in said:
+            said = process.stderr.readline()
+            assert said, "it ended without a word"
+        assert "restart it" in said
+        if not with_command:
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate("x\n" if with_command else None, timeout=20)
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    assert process.returncode == 3
+    assert err.startswith("dsprobe: recording ended early: the agent at /run/dsprobe/agent.sock")
+    code, told, err = info(here, path)
+    assert code == 3
+    (problem,) = told["problems"]
+    assert problem.startswith("the recording ended early: the agent at ")
+
+
+def test_agent_stopped_for_a_while(here: Box, agent: Process, tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    process = here.popen("record", "-o", str(path))
+    until(lambda: path.exists() and last(path), "rows are written")
+    os.kill(agent.pid, signal.SIGSTOP)
+    assert process.stderr
+    said = ""
+    while "has said nothing for" not in said:
+        said = process.stderr.readline()
+        assert said, "it ended without a word"
+    os.kill(agent.pid, signal.SIGCONT)
+    assert process.stderr.readline() == "dsprobe: the agent answers again\n"
+    code, err = end(process, signal.SIGINT)
+    assert code == 0, err
+    assert_whole(here, path)
+    with open_file(str(path)) as f:
+        rows = f.read("meta.coverage", 0, FOREVER)
+    rows = rows[rows["probe"] == "agent"]
+    assert [STATUSES[s] for s in rows["status"]] == ["stalled", "attached"]
+    assert int(rows["t"][1] - rows["t"][0]) > 2 * SECOND
+
+
+def test_the_size_that_is_told_is_the_files(here: Box, agent: Process, tmp_path: Path) -> None:
+    for words in (["record", "--duration", "1s"], ["save", "--last", "1m"]):
+        path = tmp_path / f"{words[0]}.mcap"
+        code, _, err = here.run(*words, "-o", str(path))
+        assert code == 0, err
+        assert f", {path.stat().st_size / 1e6:.2f} MB" in err
 
 
 def test_probes_of_its_own_beside_a_running_agent(

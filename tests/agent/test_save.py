@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from dsprobe.agent.commands import capture
+from dsprobe.agent.commands.errors import Failure
+from dsprobe.agent.commands.save import save
 from dsprobe.recordings.filesession import open_file
 from dsprobe.recordings.session import FOREVER, coverage
 from tests.agent.recording import assert_whole, last, recorder, small_disk
+from tests.agent.test_connection import HELLO, fake
 from tests.support.box import WORKS, Box, Process, end
 from tests.support.wait import until
 
@@ -72,6 +78,26 @@ def test_save_without_an_agent(here: Box, tmp_path: Path) -> None:
         "dsprobe: no agent listens at /run/dsprobe/agent.sock: start one with dsprobe agent\n"
     )
     assert not (tmp_path / "s.mcap").exists()
+
+
+def test_save_from_an_agent_that_stops_to_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(capture, "SILENT_SECONDS", 0.2)
+    over = threading.Event()
+
+    def talk(sock: socket.socket) -> None:
+        sock.sendall(HELLO)
+        over.wait(20)
+
+    with fake(talk) as path:
+        try:
+            with pytest.raises(Failure, match=r"is incomplete: the agent at .* has said nothing"):
+                save(path, None, str(tmp_path / "s.mcap"))
+        finally:
+            over.set()
+    with open_file(str(tmp_path / "s.mcap")) as f:
+        assert "has said nothing for" in f.problems[0]
 
 
 def test_save_onto_a_full_disk(here: Box, agent: Process, tmp_path: Path) -> None:
