@@ -15,21 +15,21 @@ def run(args: argparse.Namespace) -> int:
     with open_file(args.file) as source:
         if args.verify:
             source.verify()
-        said = info(source)
+        said = info(source) | {"verified": bool(args.verify)}
         print(json.dumps(said, indent=2) if args.json else "\n".join(_lines(said)))
         return report(args.file, source.problems)
 
 
 def _lines(said: dict[str, Any]) -> list[str]:
     facts = said["facts"]
-    state = "still being written" if said["live"] else "cut off" if said["truncated"] else "whole"
     lines = [
         f"file      {said['file']}",
         f"host      {said['host'] or '?'}, kernel {facts.get('kernel', '?')}, "
         f"{facts.get('cpus', '?')} CPUs",
         f"from      {said['start'] or '?'}",
         f"to        {said['end'] or '?'}  ({said['duration_s']:.1f} s)",
-        f"written   by {said['written_by'] or '?'}, format {said['format'] or '?'}, {state}",
+        f"written   by {said['written_by'] or '?'}, format {said['format'] or '?'}, "
+        f"{_condition(said)}",
         "",
         f"{'stream':<18} {'rows':>12} {'bytes':>14} {'lost':>10}",
     ]
@@ -40,6 +40,17 @@ def _lines(said: dict[str, Any]) -> list[str]:
         lines.append(_state(f"  {probe:<16}", state))
         lines += [_state(f"    {name:<14}", s) for name, s in state.get("programs", {}).items()]
     return [_printable(line) for line in lines]
+
+
+def _condition(said: dict[str, Any]) -> str:
+    """``whole`` only where all of it was looked at."""
+    if said["live"]:
+        return "still being written"
+    if said["truncated"]:
+        return "cut off"
+    if said["problems"]:
+        return "with problems"
+    return "whole" if said["verified"] else "not verified"
 
 
 def _state(name: str, state: dict[str, str]) -> str:

@@ -26,6 +26,7 @@ def page() -> str:
     """The manual page, for ``man -l``."""
     out = [
         ".TH DSPROBE 1",
+        ".ad l",  # usage lines are to be copied, so no spaces are put into them
         ".SH NAME",
         f"dsprobe \\- {_roff(SUMMARY[0].lower() + SUMMARY[1:].rstrip('.'))}",
         ".SH SYNOPSIS",

@@ -151,7 +151,8 @@ VERBS: tuple[Verb, ...] = (
         (
             _file("recording to describe"),
             _JSON,
-            Option(("--verify",), "verify", "also unpack everything, to find all damage"),
+            Option(("--verify",), "verify", "unpack everything, to find all damage (without, only the"
+                   " index is read)"),
         ),
     ),
     Verb(

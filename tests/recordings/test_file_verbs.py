@@ -86,6 +86,40 @@ def test_info_of_others(
         assert said["truncated"] is ("end" in words)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "condition"),
+    [
+        ("whole.mcap", [], "not verified"),
+        ("whole.mcap", ["--verify"], "whole"),
+        ("bad.mcap", [], "not verified"),
+        ("bad.mcap", ["--verify"], "with problems"),
+        ("off.mcap", [], "cut off"),
+        ("off.mcap", ["--verify"], "cut off"),
+    ],
+)
+def test_info_says_whole_only_of_what_it_has_looked_at(
+    files: Path, capsys: pytest.CaptureFixture[str], name: str, options: list[str], condition: str
+) -> None:
+    _, out, _ = run(capsys, "info", files / name, *options)
+    (line,) = (line for line in out.splitlines() if line.startswith("written "))
+    assert line.endswith(f", {condition}")
+    _, out, _ = run(capsys, "info", files / name, "--json", *options)
+    assert json.loads(out)["verified"] is bool(options)
+
+
+def test_info_of_a_recording_that_ended_early_is_not_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = Writer(tmp_path / "x.mcap")
+    head(writer)
+    writer.close("the disk was full")
+    for options in ([], ["--verify"]):
+        code, out, _ = run(capsys, "info", tmp_path / "x.mcap", *options)
+        assert code == 3
+        assert ", with problems\n" in out
+        assert "whole" not in out
+
+
 def dump(
     capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0
 ) -> list[dict[str, object]]:
