@@ -22,6 +22,8 @@ SECOND = 10**9
 LATE_NS = 2 * SECOND
 BLOCK_SECONDS = 60
 COVERED = 0
+VERSION = 2
+"""Value of the rows of lane COVERED: ``Lane.since`` says from which version on a lane is there."""
 
 _LANES: dict[str, list[lanes.Lane]] = {}
 for _lane in lanes.LANES:
@@ -78,7 +80,7 @@ class Rollups:
     def _block(self, begin: int, end: int) -> Rows:
         seconds = np.arange(begin, end)
         edges = np.arange(begin, end + 1) * SECOND
-        found = [st.ROLLUP_LANE.rows(t=seconds * SECOND, lane=COVERED, value=1.0)]
+        found = [st.ROLLUP_LANE.rows(t=seconds * SECOND, lane=COVERED, value=VERSION)]
         for name, parts in self._held.items():
             if not parts:
                 continue

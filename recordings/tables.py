@@ -52,6 +52,18 @@ class FlowRow:
     calls: int
 
 
+@dataclass(frozen=True)
+class SlowRow:
+    """A run or wait that ended at ``t`` after ``duration`` (ns), and the task it interrupted."""
+
+    t: int
+    duration: int
+    kind: str
+    cpu: int
+    vector: str
+    task: str
+
+
 def _has(rows: Rows, *names: str) -> bool:
     return len(rows) > 0 and set(names) <= set(rows.dtype.names or ())
 
@@ -111,6 +123,26 @@ def by_vector(rows: Rows, start: int, end: int) -> tuple[VectorRow, ...]:
         )
         for i in np.flatnonzero(runs)
     )  # fmt: skip
+
+
+def slowest(session: Session, start: int, end: int, limit: int) -> tuple[SlowRow, ...]:
+    """The longest softirq runs and waits that ended within [start, end), longest and
+    newest first."""
+    rows = session.read(st.SOFTIRQ_SLOW.name, start, end)
+    if not _has(rows, "duration", "cpu", "vec", "kind", "tid", "comm"):
+        return ()
+    order = np.lexsort((-rows["t"].astype(float), -rows["duration"].astype(float)))[:limit]
+    return tuple(
+        SlowRow(
+            int(r["t"]),
+            int(r["duration"]),
+            _word(st.SLOW_KINDS, int(r["kind"])),
+            int(r["cpu"]),
+            _word(st.VECTORS, int(r["vec"])),
+            f"{bytes(r['comm']).decode(errors='replace')}:{r['tid']}" if r["tid"] else "idle",
+        )
+        for r in rows[order]
+    )
 
 
 _FLOW = ("netns", "saddr", "sport", "daddr", "dport")

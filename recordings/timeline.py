@@ -22,7 +22,8 @@ from dsprobe.recordings.coverage import Coverage
 from dsprobe.recordings.heartbeats import Heartbeats
 from dsprobe.recordings.lanes import LANES, Edges, Lane, Values, spread
 from dsprobe.recordings.model import Rows, Stream
-from dsprobe.recordings.session import FOREVER, Session
+from dsprobe.recordings.rollups import COVERED, VERSION
+from dsprobe.recordings.session import FOREVER, Session, Status
 
 MS, SECOND = 1_000_000, 1_000_000_000
 LADDER = tuple(
@@ -98,6 +99,7 @@ class Timeline:
             self._by_stream.setdefault(lane.stream, []).append(i)
         self._blocks: OrderedDict[tuple[str, int], _Block] = OrderedDict()
         self._unreadable: dict[int, str] = {}
+        self._claimed = frozenset(lane.program for lane in self.lanes if lane.program)
         self._coverage = Coverage(session)
         self._heartbeats = Heartbeats(session)
 
@@ -117,6 +119,17 @@ class Timeline:
             return begin, end
         return begin or self._heartbeats.oldest, max(end, self._heartbeats.newest)
 
+    def status(self, probe: str, t: int) -> Status | None:
+        """State of a probe as a whole at ``t``; None where nobody said."""
+        return self._coverage.at(probe, t)
+
+    def watched(self, probe: str, start: int, end: int) -> bool:
+        """Whether ``probe`` could see all that happened from ``start`` to ``end``."""
+        first, last = self.span()
+        within = first <= start and end <= last
+        lived = self._heartbeats.lived(np.array([start, end]), first, last)
+        return within and bool(lived.all()) and self._coverage.throughout(probe, start, end)
+
     def curves(self, window: Window, at: int = FOREVER) -> tuple[Curve, ...]:
         """All lanes over ``window``; their status is the one at moment ``at``."""
         self.refresh()
@@ -134,7 +147,7 @@ class Timeline:
         lane = self.lanes[i]
         if i in self._unreadable:
             return "missing", self._unreadable[i]
-        found = self._coverage.at(lane.probe, at)
+        found = self._coverage.of_lane(lane, at, self._claimed)
         if found is None:
             here = lane.stream in self.session.streams
             return ("attached", "") if here else ("missing", "not part of this session")
@@ -322,6 +335,14 @@ class Timeline:
                     values[i, whole] = 0.0  # summed up, without a row that speaks for it
                 values[i, at[of]] = rows["value"][of]
                 values[i] = self._masked(lane, values[i], window)
+            spoken_for = rows["lane"] == COVERED
+            version = np.full(window.count, VERSION)
+            version[at[spoken_for]] = rows["value"][spoken_for]
+            for since in {lane.since for lane in self.lanes}:
+                newer = [i for i, lane in enumerate(self.lanes) if lane.since == since]
+                for first, stop in _runs(version < since):
+                    part = Window(window.first + first, stop - first, SECOND)
+                    values[newer, first:stop] = self._fine(part)[newer]
         for first, stop in _runs(bare):
             values[:, first:stop] = self._fine(Window(window.first + first, stop - first, SECOND))
         return values

@@ -40,7 +40,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("page_up", ("pageup",), "A page of lanes up", "View"),
     Action("page_down", ("pagedown",), "A page of lanes down", "View"),
     Action("filter", ("/",), "Show only lanes whose name contains ...", "View"),
-    Action("table", ("tab",), "Next table: CPUs, flows, vectors, none", "View"),
+    Action("table", ("tab",), "Next table: CPUs, flows, vectors, slowest, none", "View"),
     Action("clock", ("w",), "Wall-clock time, or time since the start", "View"),
     Action("problems", ("p",), "Losses, damage, and what is missing and why", "Session"),
     Action("save", ("s",), "Save what is held to a file", "Session"),

@@ -11,7 +11,8 @@ from dsprobe.tui import units
 from dsprobe.tui.actions import ACTIONS, key_name
 from dsprobe.tui.glyphs import Glyphs
 from dsprobe.tui.lines import Line, Span, fit, shorten
-from dsprobe.tui.snapshot import TABLES, LaneView, Snapshot, Table
+from dsprobe.tui.snapshot import LaneView, Snapshot
+from dsprobe.tui.tables import TABLES, Table
 
 BESIDE = 110
 """From this width on the tables stand beside the lanes, else one stands below them."""
@@ -123,9 +124,9 @@ def header(snap: Snapshot, glyphs: Glyphs, width: int) -> Line:
         (snap.date, "bar", 8),
         (snap.time, "bar", 2),
         (f"{snap.mode} {snap.detail}".strip(), "mode", 0),
-        (f"agent {snap.overhead}", "bar", 6),
+        (f"dsprobe {snap.overhead}", "bar", 7),
         (lost, "bad" if snap.lost else "bar", 1 if snap.lost else 5),
-        (f"{units.span(snap.window.width)}/col", "bar", 7),
+        (f"{units.span(snap.window.width)}/col", "bar", 6),
         (first_problem + more, "bad", 4),
     ]
     parts = [(glyphs.clean(text), role, drop) for text, role, drop in parts if text]
@@ -153,13 +154,17 @@ def axis(snap: Snapshot, glyphs: Glyphs, layout: Layout) -> Line:
         names += f"{'mean':>{VALUE - 1}} {'max':>{VALUE - 1}} "
     cells = [" "] * layout.plot
     free = 0
+    marked = [column for column, _ in snap.markers if column < layout.plot]
     for column, text in snap.ticks:
-        if column >= free and column + len(text) + 1 <= layout.plot:
-            cells[column : column + len(text) + 1] = glyphs.rule + text
-            free = column + len(text) + 2
-    for column, _ in snap.markers:
-        if column < layout.plot:
-            cells[column] = glyphs.marker
+        end = column + len(text) + 1
+        if column < free or end > layout.plot:
+            continue
+        if any(column < at < end for at in marked):  # a marker in a time would make another time
+            text, end = "", column + 1
+        cells[column:end] = glyphs.rule + text
+        free = end + 1
+    for column in marked:
+        cells[column] = glyphs.marker
     spans = [(names, "dim"), ("".join(cells), "dim")]
     if snap.show_cursor and snap.cursor < layout.plot:
         at = snap.cursor
@@ -201,6 +206,7 @@ def lane_lines(
     ]
     if layout.value:
         text = units.quantity(lane.now, lane.unit) if lane.working else lane.status
+        text = glyphs.clean(text)
         look = "plain" if lane.working else "bad" if lane.status == "stalled" else "warn"
         flag = "!" if "lossy" in lane.flags else "~" if lane.flags else " "
         spans += [
@@ -208,7 +214,8 @@ def lane_lines(
             (flag + " ", "bad" if flag != " " else "plain"),
         ]
     if layout.extra:
-        numbers = (units.quantity(v, lane.unit) for v in (lane.mean, lane.peak))
+        mean = units.quantity(lane.mean, lane.unit) if lane.fold != "max" else ""
+        numbers = (glyphs.clean(n) for n in (mean, units.quantity(lane.peak, lane.unit)))
         spans += [("".join(f"{n:>{VALUE - 1}} " for n in numbers), "dim")]
     rows = curve(lane, snap, glyphs, layout, role, tall)
     blank: list[Span] = [(" " * (layout.title + layout.value + layout.extra), "plain")]
@@ -227,6 +234,8 @@ def curve(
     known = np.flatnonzero(np.isfinite(values))
     bars = glyphs.bars(values, lane.scale, tall)
     why = "" if lane.working else f"{lane.status}: {lane.reason}" if lane.reason else lane.status
+    if lane.status == "shed":
+        why = f"sampled: {lane.reason}"
     if not why and not len(known):
         why = "no data here"
     begin = int(known[-1]) + 2 if len(known) else 0
@@ -285,25 +294,37 @@ def table(shown: Table | None, glyphs: Glyphs, width: int, height: int) -> list[
     """Title, column names and as many rows as there is room for."""
     if shown is None:
         return [fit([], width)] * height
-    lines: list[Line] = [fit([(" " + glyphs.clean(shown.title), "bold")], width)]
+    title = " " + glyphs.clean(shown.title)
+    lines: list[Line] = []
     if not shown.rows:
-        lines.append(fit([(" " + shown.empty, "dim")], width))
+        lines.append(fit([(f" {shorten(glyphs.clean(shown.empty), width - 1)}", "dim")], width))
     else:
         body = [[glyphs.clean(cell) for cell in row] for row in shown.rows[: max(height - 2, 0)]]
-        names = list(shown.columns)
-        widths = [max(len(cell) for cell in column) for column in zip(names, *body, strict=True)]
-        # Whole columns from the right go before the others become unreadable.
-        while len(widths) > 2 and sum(min(w, READABLE) + 1 for w in widths) > width:
-            widths.pop()
-        widths = squeeze(widths, width - len(widths))
-        for n, row in enumerate([names, *body]):
+        grid = [list(shown.columns), *body]
+        chosen, widths = choose_columns(shown, grid, width)
+        if len(chosen) < len(shown.choices[0] if shown.choices else shown.columns):
+            title = shorten(title, width - 2) + " ~"
+        for n, row in enumerate(grid):
             cells = [
-                f"{shorten(cell, w):>{w}}" if right else f"{shorten(cell, w):<{w}}"
-                for cell, w, right in zip(row, widths, shown.right, strict=False)
+                f"{shorten(row[i], w):>{w}}" if shown.right[i] else f"{shorten(row[i], w):<{w}}"
+                for i, w in zip(chosen, widths, strict=True)
                 if w > 0
             ]
             lines.append(fit([(" " + " ".join(cells), "plain" if n else "dim")], width))
+    lines.insert(0, fit([(title, "bold")], width))
     return (lines + [fit([], width)] * height)[:height]
+
+
+def choose_columns(
+    shown: Table, grid: list[list[str]], width: int
+) -> tuple[tuple[int, ...], list[int]]:
+    """The columns that are readable within ``width``, and how wide each is to be."""
+    wide = [max(len(cell) for cell in column) for column in zip(*grid, strict=True)]
+    every = tuple(range(len(wide)))
+    choices = shown.choices or tuple(every[:n] for n in range(len(wide), 1, -1))
+    fitting = (c for c in choices if sum(min(wide[i], READABLE) + 1 for i in c) <= width)
+    chosen = next(fitting, choices[-1])
+    return chosen, squeeze([wide[i] for i in chosen], width - len(chosen))
 
 
 def squeeze(widths: list[int], room: int) -> list[int]:

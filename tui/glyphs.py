@@ -59,7 +59,7 @@ class Glyphs:
         return c if c.isprintable() and not wide else "?"
 
 
-_ASCII = {"→": ">", "µ": "u", "×": "x", "–": "-", "—": "-", "…": ".", "’": "'", "≥": ">"}
+_ASCII = {"→": ">", "µ": "u", "×": "x", "–": "-", "—": "-", "…": ".", "’": "'", "≥": ">", "≤": "<"}
 
 BLOCKS = Glyphs("▁▂▃▄▅▆▇█", ".", "│", "▼", to_ascii=False)
 ASCII = Glyphs("_:-=+*#@", ".", "|", "v", to_ascii=True)

@@ -23,11 +23,12 @@ def help_page(glyphs: Glyphs, width: int) -> list[Line]:
                 lines.append(fit([(text, "plain")], width))
     low, high = glyphs.levels[0], glyphs.levels[-1]
     legend = (
-        f"{low} to {high}  a value; a full bar is the next round number over the highest in view",
+        f"{low} to {high}  a value; a full bar is 100 %, or a round number over the highest",
         f"{glyphs.zero}       attached, and nothing happened",
         "blank   not known: not attached, not recorded, or not yet arrived",
         "!       rows of this lane were lost; the header says how many in all",
-        "~       sampled, or with less detail than asked for",
+        "~       sampled, or with less detail than asked for; of a table: some columns left out",
+        f"{glyphs.clean('≤')}       the edge of a histogram's slot: the value is over half of that",
         f"{glyphs.marker}       a marker, on the time axis",
     )
     lines += [fit([], width), fit([(" Reading the screen", "bold")], width)]
@@ -50,12 +51,13 @@ def problems_page(snap: Snapshot, glyphs: Glyphs, width: int) -> list[Line]:
     section(f"Source: {glyphs.clean(snap.source)}", list(snap.problems), "nothing is wrong with it")
     lost = [f"{units.si(n)} of {stream}" for stream, n in sorted(snap.lost.items()) if n]
     section("Rows lost", lost, "none")
-    lanes = [
-        f"{lane.title}: {lane.status}" + (f": {lane.reason}" if lane.reason else "")
-        for lane in snap.lanes
-        if not lane.working or lane.reason
-    ]
-    section("Lanes that are missing or do not tell all", lanes, "none")
+    lanes: dict[str, list[str]] = {}
+    for lane in snap.lanes:
+        if not lane.working or lane.reason:
+            why = f"{lane.status}: {lane.reason}" if lane.reason else lane.status
+            lanes.setdefault(why, []).append(lane.title)
+    told = [f"{', '.join(titles)}: {why}" for why, titles in lanes.items()]
+    section("Lanes that are missing or do not tell all", told, "none")
     return lines
 
 

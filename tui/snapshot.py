@@ -10,31 +10,29 @@ import numpy as np
 
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.lanes import Values
-from dsprobe.recordings.model import Rows
 from dsprobe.recordings.session import FOREVER, Clock, Session, clock, facts
-from dsprobe.recordings.tables import by_vector, softirq_rows, top_cpus, top_flows
 from dsprobe.recordings.timeline import SECOND, Curve, Timeline, Window
 from dsprobe.tui import units
 from dsprobe.tui.player import Marker, Player
+from dsprobe.tui.tables import TABLES, Table, Tables
 from dsprobe.tui.times import Scale, zone_of
 
-TABLE_ROWS = 40
-TABLE_SPAN = 10 * SECOND
-FLOW_SPAN = 60 * SECOND
 CLOCK_AGE = 10 * SECOND  # a pair of clocks is good for this long
 MAX_MARKERS = 1000
+SHED_EVERY = 12 * SECOND
+"""A lane that is shed is still seen for a second in ten."""
 SAMPLED = frozenset({"cpu.runq"})  # lanes that see a sample, not everything
-TABLES = ("cpus", "flows", "vectors")
 
 
 @dataclass(frozen=True, eq=False)
 class LaneView:
-    """One row.  ``now`` is the value under the cursor; ``scale`` is what a full bar means;
-    ``flags`` holds "lossy", "sampled", "partial", "shed"."""
+    """One row.  ``fold`` is the lane's; ``now`` is the value under the cursor; ``scale`` is what a
+    full bar means; ``flags`` holds "lossy", "sampled", "partial", "shed"."""
 
     key: str
     title: str
     unit: str
+    fold: str
     values: Values
     now: float
     mean: float
@@ -48,17 +46,6 @@ class LaneView:
     @property
     def working(self) -> bool:
         return self.status in ("attached", "shed")
-
-
-@dataclass(frozen=True)
-class Table:
-    """``right`` says which columns are numbers."""
-
-    title: str
-    columns: tuple[str, ...]
-    right: tuple[bool, ...]
-    rows: tuple[tuple[str, ...], ...]
-    empty: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,28 +153,20 @@ class Observer:
             return "?"
         row = rows[-1]
         cpu = 100.0 * (float(row["agent_cpu"]) + float(row["bpf_cpu"])) / max(int(row["dt"]), 1)
-        return f"{units.digits(cpu)}% {units.size(int(row['rss']))}"
+        return f"{units.digits(cpu)}% of a core {units.size(int(row['rss']))}"
 
     def _look_up(self, at: int, width: int) -> dict[str, Table]:
-        """The tables over some seconds up to ``at``, anew when a second has passed."""
+        """The tables up to ``at``, anew when a second has passed."""
         at -= at % SECOND if width < SECOND else 0
-        span = min(max(TABLE_SPAN, width), FLOW_SPAN)
         # Rows of the last moments are still coming in: look again after a second, and another.
         arrived = min((self.player.end - at) // SECOND, 2)
-        key = (self.tables, at, span, arrived)
-        if key == self._tables[0]:
-            return self._tables[1]
-        first = min(self.player.start, at - SECOND)
-        start = max(at - span, first, 0)
-        wanted: dict[str, Table] = {}
-        if {"cpus", "vectors"} & set(self.tables):
-            rows = softirq_rows(self.session, start, at)
-            made = {"cpus": _cpus, "vectors": _vectors}
-            wanted = {n: make(rows, start, at) for n, make in made.items() if n in self.tables}
-        if "flows" in self.tables:
-            wanted["flows"] = _flows(self.session, max(at - FLOW_SPAN, first, 0), at)
-        self._tables = (key, wanted)
-        return wanted
+        scale = self.scale
+        key = (self.tables, at, width, arrived, self.player.silence > 0, scale.relative)
+        if key != self._tables[0]:
+            tables = Tables(self.session, self._timeline, scale.precise)
+            first = min(self.player.start, at - SECOND)
+            self._tables = (key, tables.make(self.tables, at, width, first))
+        return self._tables[1]
 
 
 def _mode(p: Player) -> tuple[str, str]:
@@ -227,7 +206,8 @@ def _lane_view(curve: Curve, cursor: int, window: Window) -> LaneView:
     known = values[np.isfinite(values)]
     peak = float(known.max()) if len(known) else np.nan
     # The newest value that is known: samples of one moment do not all arrive at once.
-    back = max(3 * SECOND // window.width, 1)
+    memory = SHED_EVERY if curve.status == "shed" else 3 * SECOND
+    back = max(memory // window.width, 1)
     recent = values[max(cursor - back, 0) : cursor + 1]
     recent = recent[np.isfinite(recent)]
     flags = {"lossy"} if curve.lost else set()
@@ -241,9 +221,11 @@ def _lane_view(curve: Curve, cursor: int, window: Window) -> LaneView:
         lane.key,
         lane.title,
         lane.unit,
+        lane.fold,
         values,
         float(recent[-1]) if len(recent) else np.nan,
-        float(known.mean()) if len(known) else np.nan,
+        # The mean of worst cases would change with the width of the columns.
+        float(known.mean()) if len(known) and lane.fold != "max" else np.nan,
         peak,
         100.0 if lane.unit == "%" else _ceiling(peak),
         curve.status,
@@ -259,63 +241,3 @@ def _ceiling(peak: float) -> float:
         return 1.0
     power = 10.0 ** np.floor(np.log10(peak))
     return float(next((m * power for m in (1, 2, 5) if peak <= m * power * 1.000001), 10 * power))
-
-
-def _cpus(softirqs: Rows, start: int, end: int) -> Table:
-    rows, span = top_cpus(softirqs, start, end, TABLE_ROWS), end - start
-    return Table(
-        f"CPUs by net_rx, last {units.span(span)}",
-        ("CPU", "runs/s", "busy", "wait P99"),
-        (True, True, True, True),
-        tuple(
-            (
-                str(r.cpu),
-                units.si(r.runs / (span / 1e9)),
-                units.digits(100 * r.busy) + "%",
-                units.quantity(r.wait, "ns"),
-            )
-            for r in rows
-        ),
-        "no net_rx softirq ran",
-    )
-
-
-def _flows(session: Session, start: int, end: int) -> Table:
-    rows, span = top_flows(session, start, end, TABLE_ROWS), end - start
-    return Table(
-        f"flows by retransmits, last {units.span(span)}",
-        ("segs", "calls", "from", "to", "what", "netns"),
-        (True, True, False, False, False, False),
-        tuple(
-            (
-                units.si(r.segments),
-                units.si(r.calls),
-                r.source,
-                r.destination,
-                r.causes[0] + (f" +{len(r.causes) - 1}" if len(r.causes) > 1 else ""),
-                r.netns,
-            )
-            for r in rows
-        ),
-        "nothing was sent again",
-    )
-
-
-def _vectors(softirqs: Rows, start: int, end: int) -> Table:
-    rows, span = by_vector(softirqs, start, end), end - start
-    return Table(
-        f"softirqs by vector, last {units.span(span)}",
-        ("vector", "runs/s", "CPUs", "wait P99", "run P99"),
-        (False, True, True, True, True),
-        tuple(
-            (
-                r.vector,
-                units.si(r.runs / (span / 1e9)),
-                units.digits(r.busy),
-                units.quantity(r.wait, "ns"),
-                units.quantity(r.run, "ns"),
-            )
-            for r in rows
-        ),
-        "no softirq ran",
-    )

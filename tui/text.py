@@ -10,7 +10,8 @@ from dsprobe.tui.draw import Layout, lane_lines, table
 from dsprobe.tui.glyphs import Glyphs, choose
 from dsprobe.tui.lines import text_of
 from dsprobe.tui.player import Player
-from dsprobe.tui.snapshot import TABLES, Observer, Snapshot
+from dsprobe.tui.snapshot import Observer, Snapshot
+from dsprobe.tui.tables import TABLES
 
 
 def once(session: Session, width: int = 100, glyphs: Glyphs | None = None) -> str:
@@ -34,7 +35,7 @@ def render(snap: Snapshot, glyphs: Glyphs, layout: Layout) -> str:
         snap.host,
         snap.date,
         snap.time,
-        f"agent {snap.overhead}",
+        f"dsprobe {snap.overhead}",
         f"lost {sum(snap.lost.values())}",
     ]
     lines = ["  ".join(glyphs.clean(f) for f in facts if f)]

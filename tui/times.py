@@ -59,6 +59,13 @@ class Scale:
         wall = self.wall(t + NEAR)
         return f"{wall:%H:%M:%S}.{wall.microsecond // 100_000} {wall:%Z}"
 
+    def precise(self, t: int) -> str:
+        """To a millisecond, without its zone: ``14:03:22.512``."""
+        if not self.is_wall:
+            ms = (t - self.start) // 1_000_000
+            return f"{elapsed(t - self.start, 0)}.{ms % 1000:03}"
+        return f"{self.wall(t):%H:%M:%S.%f}"[:-3]
+
     def date(self, t: int) -> str:
         """``2026-03-01``, or nothing where no wall clock is shown."""
         return f"{self.wall(t):%Y-%m-%d}" if self.is_wall else ""

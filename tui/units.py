@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from dsprobe.recordings.streams import HIST_SLOTS
+
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _BYTES = ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k"))
@@ -45,16 +47,26 @@ def size(value: float) -> str:
     return f"{value:.0f}"
 
 
+def bound(value: float) -> str:
+    """``≤1.05ms``: the upper edge of a slot of a log2 histogram; the last one has none."""
+    if not math.isfinite(value):
+        return "-"
+    top = 2.0**HIST_SLOTS
+    return "≤" + nanoseconds(value) if value < top else "≥" + nanoseconds(top / 2)
+
+
 def quantity(value: float, unit: str) -> str:
     """A lane's value in the lane's unit; ``-`` where it is not known."""
     if not math.isfinite(value):
         return "-"
     if unit == "ns":
         return nanoseconds(value)
+    if unit == "≤ns":
+        return bound(value)
     if unit == "%":
         return digits(value) + "%"
     if unit == "CPUs":
-        return digits(value)
+        return digits(value) + "CPU"
     return si(value) + ("/s" if unit == "/s" else "")
 
 

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from dsprobe.recordings import streams as st
 from dsprobe.recordings.timeline import LADDER
 from dsprobe.tui.draw import Layout, Ui, draw, squeeze
+from dsprobe.tui.draw import table as draw_table
 from dsprobe.tui.glyphs import ASCII, BLOCKS, Glyphs
 from dsprobe.tui.lines import ROLES, cells, changed, fit, text_of
+from dsprobe.tui.pages import problems_page
 from dsprobe.tui.player import Player
 from dsprobe.tui.snapshot import Observer, Snapshot
+from dsprobe.tui.tables import TABLES
 from dsprobe.tui.text import once
 from tests.tui.golden import compare
 from tests.tui.memory import MemorySession
@@ -47,7 +51,7 @@ def screen(
 def test_every_size_is_filled_to_the_cell(width: int, height: int, glyphs: Glyphs) -> None:
     session, _ = live(60)
     session.problems = ("the connection was lost → trying again",)
-    for table in ("cpus", "flows", "vectors", ""):
+    for table in ("cpus", "flows", "vectors", "slow", ""):
         lines = screen(session, width, height, glyphs, table=table)
         assert [len(line) for line in lines] == [width] * height
         if glyphs is ASCII:
@@ -59,14 +63,17 @@ def test_what_is_said_at_each_size_is_true() -> None:
     assert "LIVE" in screen(session, 10, 3)[0]
     assert screen(session, 10, 3)[1].strip(), "even so small there is a curve"
     small = "\n".join(screen(session, 80, 24))
-    for part in ("gpu-07", "14:01:00.0 UTC", "LIVE", "agent 0.50%", "lost 0", "net_rx worst CPU",
-                 "retransmitted segs", "CPUs by net_rx", "14:00:50"):  # fmt: skip
+    for part in ("gpu-07", "14:01:00.0 UTC", "LIVE", "dsprobe 0.50% of a core", "lost 0",
+                 "net_rx worst CPU", "retransmitted segs", "CPUs by net_rx",
+                 "14:00:50"):  # fmt: skip
         assert part in small
     large = "\n".join(screen(session, 160, 50))
     for part in (
         "flows by retransmits",
         "10.0.0.1:40000",
         "softirqs by vector",
+        "slowest softirq runs and waits",
+        "python3:78",
         "cpu.pressure"[4:],
     ):
         assert part in large
@@ -177,7 +184,7 @@ def test_live_and_replay_show_the_same_numbers_at_the_same_moment() -> None:
     replayed = observe(recording(60), 91, 24, Ui(table="cpus"), at)
     for a, b in zip(paused.lanes, replayed.lanes, strict=True):
         assert a.now == pytest.approx(b.now, nan_ok=True), a.key
-    for name in ("cpus", "vectors", "flows"):
+    for name in TABLES:
         assert paused.tables[name] == replayed.tables[name]
     assert paused.time == replayed.time
 
@@ -283,7 +290,7 @@ def test_the_screen_looks_as_it_did(width: int, height: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     some.integers(1, 320), some.integers(1, 110), some.integers(0, len(LADDER) - 1),
-    some.integers(0, 70), some.sampled_from(["cpus", "flows", "vectors", ""]),
+    some.integers(0, 70), some.sampled_from(["cpus", "flows", "vectors", "slow", ""]),
 )  # fmt: skip
 def test_no_size_zoom_or_place_breaks_it(
     width: int, height: int, zoom: int, second: int, table: str
@@ -350,3 +357,125 @@ def test_rows_that_come_late_reach_a_table_that_is_paused() -> None:
                    busy=9 * SECOND)  # fmt: skip
     scenario.run(1)
     assert observer.look().tables["cpus"].rows[0][0] == "3"
+
+
+def tables_of(session: MemorySession, at: int | None = None) -> dict[str, str]:
+    return {n: t.empty if not t.rows else "" for n, t in
+            observe(session, 160, 50, Ui(), at).tables.items()}  # fmt: skip
+
+
+def test_an_empty_table_says_nothing_happened_only_where_all_was_seen() -> None:
+    quiet = MemorySession(live=False)
+    quiet.append("meta.coverage", t=BOOT, probe=["softirq", "tcp"], program="", status=0)
+    quiet.append("cpu.load", t=BOOT + np.arange(90) * SECOND, dt=SECOND)
+    quiet.refresh()
+    assert tables_of(quiet, BOOT + 80 * SECOND) == {
+        "cpus": "no net_rx softirq ran",
+        "flows": "nothing was sent again",
+        "vectors": "no softirq ran",
+        "slow": "none took 1ms or longer",
+    }
+    at_the_start = tables_of(quiet, BOOT)
+    assert set(at_the_start.values()) == {"not known here"}
+    assert set(tables_of(MemorySession(live=False)).values()) == {"not known here"}
+    nobody = MemorySession(live=False)
+    nobody.append("cpu.load", t=BOOT + np.arange(90) * SECOND, dt=SECOND)
+    nobody.refresh()
+    assert set(tables_of(nobody, BOOT + 80 * SECOND).values()) == {"not known here"}
+
+
+def test_a_table_says_why_it_has_nothing() -> None:
+    session = MemorySession(live=False)
+    off, missing = st.STATUSES.index("off"), st.STATUSES.index("missing")
+    session.append("meta.coverage", t=BOOT, probe=["softirq", "tcp"], program="",
+                   status=[off, missing], reason=["not asked for", "no tracepoint"])  # fmt: skip
+    session.append("cpu.load", t=BOOT + np.arange(90) * SECOND, dt=SECOND)
+    session.refresh()
+    found = tables_of(session, BOOT + 80 * SECOND)
+    assert found["cpus"] == found["vectors"] == found["slow"] == "off: not asked for"
+    assert found["flows"] == "missing: no tracepoint"
+    assert "off: not asked for" in "\n".join(screen(session, 160, 50))
+    part = recording(60)
+    part.append("meta.coverage", t=BOOT + 50 * SECOND, probe="tcp", program="", status=missing,
+                reason="taken off")  # fmt: skip
+    part.append("meta.coverage", t=BOOT + 55 * SECOND, probe="tcp", program="", status=0)
+    part.refresh()
+    part._frames.pop("tcp.retransmit")
+    assert tables_of(part, BOOT + 59 * SECOND)["flows"] == "not known here"
+
+
+def test_a_narrow_table_of_flows_keeps_what_was_sent_and_where() -> None:
+    session, _ = live(60)
+    table = observe(session, 160, 50, Ui()).tables["flows"]
+    seen = {}
+    for width in (120, 62, 50, 44, 30):
+        title, names, *_ = (text_of(x) for x in draw_table(table, BLOCKS, width, 5))
+        seen[width] = names.split()
+        assert ("~" in title) == (len(seen[width]) < 6), "what is left out is marked"
+    assert seen[120] == ["segs", "calls", "from", "to", "what", "netns"]
+    assert seen[50] == ["segs", "from", "to", "what", "netns"]
+    assert seen[30][0] == "segs"
+    rows = [text_of(x) for x in draw_table(table, BLOCKS, 47, 5)]
+    assert "data/fast" in rows[2]
+    assert "10.0.0.1 " in rows[2], "the local port goes before what says more"
+
+
+def test_the_slowest_softirqs_have_their_task_and_time() -> None:
+    session, _ = live(60)
+    session.append("softirq.slow", t=BOOT + 55 * SECOND + 123_000_000, duration=7_000_000, cpu=2,
+                   vec=1, kind=1, pid=0, tid=0, comm=b"swapper/2")  # fmt: skip
+    session.refresh()
+    table = observe(session, 160, 50, Ui()).tables["slow"]
+    assert table.rows[0] == ("7.00ms", "wait", "2", "TIMER", "14:00:55.123", "idle")
+    assert table.rows[1][5] == "python3:78"
+
+
+def test_a_marker_makes_no_other_time_of_a_label() -> None:
+    session = recording(60)
+    for at in range(20, 24):
+        session.append("marker", t=BOOT + at * SECOND, label="x")
+    session.refresh()
+    snap = observe(session, 80, 24, Ui(table=""), at=BOOT + 30 * SECOND)
+    axis = text_of(draw(snap, Ui(table=""), BLOCKS, 80, 24)[1])
+    assert axis.count("▼") == 4
+    labels = {text for _, text in snap.ticks}
+    for word in axis.replace("│", " ").replace("▼", " ▼ ").split()[2:]:
+        assert word in labels | {"▼"}
+
+
+def storm(seconds: float) -> MemorySession:
+    """As in a flood: the program on softirq_raise is taken off, but for one second in ten."""
+    session, scenario = live(30)
+    shed = st.STATUSES.index("shed")
+    session.append("meta.coverage", t=scenario.now, probe="softirq", status=shed,
+                   program=["softirq_raise", ""], reason="seen 1 s in 10")  # fmt: skip
+    for _ in range(round(seconds * 4)):
+        scenario.advance()
+        for name, rows in session._pending:
+            if name == "softirq.cpu":
+                rows["wait_hist"] = 0
+    session.refresh()
+    return session
+
+
+def test_only_the_lanes_of_a_program_that_is_shed_are_marked() -> None:
+    snap = observe(storm(8), 160, 50, Ui())
+    marked = {lane.key for lane in snap.lanes if lane.status == "shed"}
+    assert marked == {"softirq.wait"}
+    assert {lane.key for lane in snap.lanes if "shed" in lane.flags} == {"softirq.wait"}
+    (wait,) = [lane for lane in snap.lanes if lane.key == "softirq.wait"]
+    assert np.isfinite(wait.now), "the last sample is shown until the next"
+    (row,) = [x for x in screen(storm(8), 160, 50) if "raise→run" in x]
+    assert "sampled: seen" in row
+    assert "ms~" in row
+
+
+def test_what_concerns_many_lanes_is_said_once() -> None:
+    session, scenario = live(30)
+    session.append("meta.coverage", t=scenario.now, probe="softirq", program="", status=1,
+                   reason="needs root")  # fmt: skip
+    session.refresh()
+    snap = observe(session, 160, 50, Ui())
+    page = "\n".join(text_of(x) for x in problems_page(snap, BLOCKS, 60))
+    assert page.count("needs root") == 1
+    assert "softirq RCU" in page

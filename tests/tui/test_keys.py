@@ -242,6 +242,8 @@ async def test_tab_walks_through_the_tables() -> None:
         await rig.press("tab")
         assert "softirqs by vector" in rig.text
         await rig.press("tab")
+        assert "slowest softirq runs" in rig.text
+        await rig.press("tab")
         assert "by vector" not in rig.text
         assert rig.player.columns == columns
         await rig.press("tab")

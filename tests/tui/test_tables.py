@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from dsprobe.recordings import streams as st
+from dsprobe.recordings.lanes import BY_KEY
 from dsprobe.recordings.tables import (
     by_vector,
     endpoint,
@@ -125,3 +127,31 @@ def test_endpoints(text: str, port: int, shown: str) -> None:
 
 def test_vectors_are_the_kernels() -> None:
     assert st.VECTORS[NET_RX] == "NET_RX"
+
+
+def test_a_flood_of_quick_runs_hides_no_slow_one() -> None:
+    """Against a plain loop over CPUs and vectors."""
+    rng = np.random.default_rng(3)
+    n = 400
+    hist = np.zeros((n, st.HIST_SLOTS), np.uint32)
+    hist[np.arange(n), rng.integers(8, 16, n)] = rng.integers(0, 5000, n)
+    t = np.sort(rng.integers(1, 10, n)) * SECOND // 4
+    cpu, vec = rng.integers(0, 4, n), rng.integers(0, 3, n)
+    cpu[7], hist[7] = 9, 0
+    hist[7, 22] = 3
+    rows = st.SOFTIRQ_CPU.rows(t=t, dt=SECOND // 4, cpu=cpu, vec=vec, wait_hist=hist)
+    for width in (SECOND // 20, SECOND // 4, SECOND, 3 * SECOND):
+        edges = np.arange(0, 3 * SECOND + 1, width)
+        got = BY_KEY["softirq.wait"].compute(rows, edges)
+        for b, (lo, hi) in enumerate(pairwise(edges)):
+            here = (
+                (t > lo) & (t - SECOND // 4 < hi) if width < SECOND // 4 else (t > lo) & (t <= hi)
+            )
+            worst = np.nan
+            for key in {(int(c), int(v)) for c, v in zip(cpu[here], vec[here], strict=True)}:
+                of = hist[here & (cpu == key[0]) & (vec == key[1])].sum(axis=0)
+                if of.sum():
+                    slot = int(np.flatnonzero(np.cumsum(of) >= 0.99 * of.sum())[0])
+                    worst = np.nanmax([worst, 2.0 ** (slot + 1)])
+            assert got[b] == pytest.approx(worst, nan_ok=True)
+        assert np.nanmax(got) == 2.0**23, "three waits of 4 ms among a million of a few us"

@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.lanes import BY_KEY, LANES, spread
 from dsprobe.recordings.model import Field, Stream
+from dsprobe.recordings.rollups import COVERED, Rollups
 from dsprobe.recordings.timeline import LADDER, MS, SECOND, Timeline, Window
 from tests.tui.memory import MemorySession
 from tests.tui.scenario import BOOT, TICK, Scenario, live, recording
@@ -231,6 +232,25 @@ def test_roll_ups_and_rows_say_the_same(width: int) -> None:
     assert np.isfinite(b[INDEX["net_rx.worst"]].values).any()
     covered = [r for r in rolled.reads if r[0] == "softirq.cpu" and r[1] < BOOT + 60 * SECOND]
     assert not covered, "no rows are read where the roll-ups suffice"
+
+
+def test_a_lane_that_older_roll_ups_lack_is_drawn_from_rows() -> None:
+    plain, rolled = recording(60), recording(60)
+    sums = Rollups()
+    for name in ("softirq.cpu", "cpu.usage"):
+        sums.feed(name, plain.read(name, 0, 1 << 62))
+    rows = sums.take(all=True)
+    newer = [lane.id for lane in LANES if lane.since > 1]
+    assert newer
+    rows = rows[~np.isin(rows["lane"], newer)]
+    rows["value"][rows["lane"] == COVERED] = 1
+    rolled.append_rows(st.ROLLUP_LANE, rows)
+    rolled.refresh()
+    window = at(BOOT, 10 * SECOND, 6)
+    for key in ("softirq.wait", "softirq.run", "net_rx.worst"):
+        want = values(Timeline(plain), key, window)
+        assert np.isfinite(want).all()
+        assert values(Timeline(rolled), key, window) == pytest.approx(want, rel=1e-5), key
 
 
 def test_long_buckets_keep_what_a_maximum_is_for() -> None:

@@ -129,19 +129,19 @@ def test_durations() -> None:
     assert elapsed(3723 * SECOND, 0) == "+1:02:03"
 
 
-@given(some.floats(0, 1e17), some.sampled_from(["%", "ns", "/s", "CPUs", "tasks", ""]))
+@given(some.floats(0, 1e17), some.sampled_from(["%", "ns", "≤ns", "/s", "CPUs", "tasks", ""]))
 def test_quantities_fit_their_column_and_say_their_size(value: float, unit: str) -> None:
     if unit == "%":
         value = math.fmod(value, 100)
     if unit == "CPUs":
         value = math.fmod(value, 4096)
-    if unit == "ns":
+    if unit in ("ns", "≤ns"):
         value = math.fmod(value, 1e15)
     if unit == "/s":
         value = math.fmod(value, 1e14)
     text = units.quantity(value, unit)
     assert 1 <= len(text) <= 8
-    assert (text in ("0", "0%", "0ns", "0/s")) == (value == 0), "only 0 reads 0"
+    assert (text in ("0", "0%", "0ns", "≤0ns", "0/s", "0CPU")) == (value == 0), "only 0 reads 0"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,10 @@ def test_quantities_fit_their_column_and_say_their_size(value: float, unit: str)
         (12_345, "/s", "12.3k/s"),
         (999_999, "", "1.00M"),
         (3, "tasks", "3"),
-        (0.004, "CPUs", "<0.01"),
+        (0.004, "CPUs", "<0.01CPU"),
+        (65536, "≤ns", "≤65.5us"),
+        (2.0**32, "≤ns", "≥2.15s"),
+        (float("nan"), "≤ns", "-"),
     ],
 )
 def test_quantities(value: float, unit: str, text: str) -> None:
