@@ -245,6 +245,28 @@ def worst_quantile(field: str, q: float) -> Callable[[Rows, Edges], Values]:
     return compute
 
 
+def _mean(values: Values) -> Values:
+    known = ~np.isnan(values)
+    n = known.sum(axis=-1)
+    mean: Values = np.full(len(n), np.nan)
+    np.divide(values.sum(axis=-1, where=known), n, out=mean, where=n > 0)
+    return mean
+
+
+def _last(values: Values) -> Values:
+    back = np.argmax(~np.isnan(values[:, ::-1]), axis=-1)
+    last: Values = values[np.arange(len(values)), values.shape[1] - 1 - back]
+    return last
+
+
+FOLDS: dict[str, Callable[[Values], Values]] = {
+    "mean": _mean,
+    "last": _last,
+    "max": lambda values: np.fmax.reduce(values, axis=-1),
+}
+"""(buckets, seconds) to (buckets,), passing over the seconds nobody knows."""
+
+
 _IRQ, _TCP, _SOCK, _BUSY = (
     ("softirq", "softirq.cpu"),
     ("tcp", "tcp.retransmit"),

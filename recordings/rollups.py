@@ -17,6 +17,7 @@ from dsprobe.recordings import lanes
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.assemble import in_order
 from dsprobe.recordings.model import Rows
+from dsprobe.recordings.samples import spoken
 
 SECOND = 10**9
 LATE_NS = 2 * SECOND
@@ -109,7 +110,7 @@ def _holds(rows: Rows, dtype: np.dtype[Any]) -> bool:
 def _spoken(rows: Rows, edges: lanes.Edges) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Buckets that at least one row speaks for."""
     if "dt" in (rows.dtype.names or ()):
-        return np.asarray(lanes.spread(rows, np.ones(len(rows)), edges) > 0)
+        return spoken(rows, edges)
     return np.asarray(lanes.events_per_second(None)(rows, edges) > 0)
 
 

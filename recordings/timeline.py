@@ -11,7 +11,7 @@ probe was attached, the agent is known to have lived, and nothing happened.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,10 @@ import numpy.typing as npt
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.coverage import Coverage
 from dsprobe.recordings.heartbeats import Heartbeats
-from dsprobe.recordings.lanes import LANES, Edges, Lane, Values, spread
-from dsprobe.recordings.model import Rows, Stream
+from dsprobe.recordings.lanes import FOLDS, LANES, Edges, Lane, Values
+from dsprobe.recordings.model import Rows
 from dsprobe.recordings.rollups import COVERED, VERSION
+from dsprobe.recordings.samples import earliest, is_sampled, spoken
 from dsprobe.recordings.session import FOREVER, Session, Status
 
 MS, SECOND = 1_000_000, 1_000_000_000
@@ -231,7 +232,7 @@ class Timeline:
         self, stream: str, lanes: list[int], part: Window, begin: int, end: int
     ) -> tuple[Values, int, int]:
         live = self.session.live
-        sampled = _is_sampled(self.session.streams[stream])
+        sampled = is_sampled(self.session.streams[stream])
         # A sample speaks for the time before it, and the one after a stall for all of that.
         reach = part.end
         if sampled:
@@ -260,15 +261,15 @@ class Timeline:
             return values, closed, part.start
         edges = edges[: known + 1]
         lived = self._heartbeats.lived(edges, begin, end)
-        spoken = _spoken(rows, edges) if sampled else np.zeros(known, bool)
+        heard = spoken(rows, edges) if sampled else np.zeros(known, bool)
         for row, i in enumerate(lanes):
             found = self._lane(i, rows, edges)
             if self.lanes[i].quiet:
-                found[~lived & ~spoken & (found == 0)] = np.nan
+                found[~lived & ~heard & (found == 0)] = np.nan
             elif sampled:
-                found[~spoken] = np.nan
+                found[~heard] = np.nan
             values[row, :known] = found
-        return values, closed, _earliest(rows) if sampled else part.start
+        return values, closed, earliest(rows, LATE) if sampled else part.start
 
     def _lane(self, i: int, rows: Rows, edges: Edges) -> Values:
         try:
@@ -311,7 +312,7 @@ class Timeline:
             seconds = self._seconds(Window(first * per, count * per, SECOND), begin, end)
             by_bucket = seconds.reshape(len(self.lanes), count, per)
             pieces.append(
-                np.array([_FOLDS[la.fold](v) for la, v in zip(self.lanes, by_bucket, strict=True)])
+                np.array([FOLDS[la.fold](v) for la, v in zip(self.lanes, by_bucket, strict=True)])
             )
         return np.hstack(pieces)
 
@@ -370,48 +371,6 @@ class Timeline:
 def _whole(edges: Edges, until: int) -> int:
     """How many of the buckets between ``edges`` end at or before ``until``."""
     return max(int(np.searchsorted(edges, until, "right")) - 1, 0)
-
-
-def _is_sampled(stream: Stream) -> bool:
-    """Whether its rows stand for intervals; a file may declare anything."""
-    return "dt" in stream.by_name and stream.dtype["dt"] == np.dtype("<u8")
-
-
-def _spoken(rows: Rows, edges: Edges) -> npt.NDArray[np.bool_]:
-    """Buckets that a sample speaks for."""
-    # All samples of one moment were taken together, after the same interval.
-    first = np.flatnonzero(np.diff(rows["t"].astype(np.int64), prepend=-1))
-    return np.asarray(spread(rows[first], np.ones(len(first)), edges) > 0)
-
-
-def _earliest(rows: Rows) -> int:
-    """From when on the samples speak that were taken after a long interval."""
-    t, dt = rows["t"].astype(np.int64), rows["dt"].astype(np.int64)
-    late = dt > LATE
-    # What was asked for before such a stall may have been given after it, too.
-    return max(int((t - dt)[late].min()) - SECOND, 0) if late.any() else FOREVER
-
-
-def _mean(values: Values) -> Values:
-    known = ~np.isnan(values)
-    n = known.sum(axis=-1)
-    mean: Values = np.full(len(n), np.nan)
-    np.divide(values.sum(axis=-1, where=known), n, out=mean, where=n > 0)
-    return mean
-
-
-def _last(values: Values) -> Values:
-    back = np.argmax(~np.isnan(values[:, ::-1]), axis=-1)
-    last: Values = values[np.arange(len(values)), values.shape[1] - 1 - back]
-    return last
-
-
-_FOLDS: dict[str, Callable[[Values], Values]] = {
-    "mean": _mean,
-    "last": _last,
-    "max": lambda values: np.fmax.reduce(values, axis=-1),
-}
-"""(buckets, seconds) to (buckets,), passing over the seconds nobody knows."""
 
 
 def _place(out: Values, values: Values, at: int) -> None:
