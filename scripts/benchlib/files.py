@@ -63,7 +63,7 @@ def _whole(ctx: Context) -> Iterator[Row]:
     size = path.stat().st_size
     yield Row("file, all probes under load", "bytes/s", size / (end - start) * 1e9)
     note = f"{events:,} softirqs, polls and retransmissions, most of them summed up"
-    yield Row("file, all probes under load", "bytes/event", size / events, 6, note=note)
+    yield Row("file, all probes under load", "bytes/event seen", size / events, note=note)
 
 
 def _trace(seconds: float) -> list[Batch]:
