@@ -20,7 +20,7 @@ def run(
     *,
     save: Save | None = None,
     start: str = "live",
-    speed: float = 1.0,
+    speed: float | None = None,
     at: str | None = None,
     hz: float = HZ,
     clock: Callable[[], int] = time.monotonic_ns,
@@ -28,29 +28,51 @@ def run(
     """Show ``session`` until the user leaves; returns the exit code.
 
     ``start`` is "live" (at the newest moment, following it) or "start"; ``at`` is a moment to
-    start at instead, paused, as the key ``b`` takes it.  ``save`` gets a file name, or "" for one
-    of its own choice, and returns a sentence.  Raises what the session raised, or what failed in
-    the screen, after the terminal has been restored.
+    start at instead, as the key ``b`` takes it: paused, unless a ``speed`` is asked for.  ``save``
+    gets a file name, or "" for one of its own choice, and returns a sentence.  Raises what the
+    session raised, or what failed in the screen, after the terminal has been restored.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("dsprobe: the screen needs a terminal on its input and output", file=sys.stderr)
         return 2
-    session.refresh()
-    begin, end = session.span()
-    player = Player(clock, begin, end, growing=session.live, live=start == "live", speed=speed)
-    observer = Observer(session, player)
-    if at is not None:
-        observer.look()
-        moment = observer.scale.parse(at, player.position, player.end)
-        if moment is None:
-            print(f"dsprobe: not a time: {at}; try 14:03:20, 1m30s or 40%", file=sys.stderr)
-            return 2
-        player.jump(moment)
-    screen = Screen(observer, save, choose(), hz)
+    try:
+        screen = prepare(session, save, start, speed, at, hz, clock)
+    except ValueError as e:
+        print(f"dsprobe: {e}", file=sys.stderr)
+        return 2
     code = _with_signals(screen)
     if screen.failure is not None:
         raise screen.failure
     return code
+
+
+def prepare(
+    session: Session,
+    save: Save | None,
+    start: str,
+    speed: float | None,
+    at: str | None,
+    hz: float,
+    clock: Callable[[], int],
+) -> Screen:
+    """The screen that :func:`run` runs; raises ValueError where ``at`` is not a time."""
+    session.refresh()
+    begin, end = session.span()
+    live = start == "live"
+    player = Player(clock, begin, end, growing=session.live, live=live, speed=speed or 1.0)
+    observer = Observer(session, player)
+    message = ""
+    if at is not None:
+        observer.look()
+        moment = observer.scale.parse(at, player.position, player.end)
+        if moment is None:
+            raise ValueError(f"not a time: {at}; try 14:03:20, 1m30s or 40%")
+        if not player.jump(moment):
+            message = f"{at} is not held: went to the nearest moment that is"
+        player.playing = speed is not None
+    screen = Screen(observer, save, choose(), hz)
+    screen.ui.message = message
+    return screen
 
 
 def _with_signals(screen: Screen) -> int:

@@ -175,8 +175,9 @@ def _mode(p: Player) -> tuple[str, str]:
         return "LIVE", behind if p.silence else ""
     if not p.playing:
         if not p.growing and p.position >= p.end:
-            behind = "end"
-        return "PAUSED", behind
+            return "PAUSED", "end"
+        speed = units.speed(p.speed) if p.speed != 1 else ""
+        return "PAUSED", f"{speed} {behind}".strip()
     direction = "backwards " if p.reversed else ""
     return "PLAY", f"{direction}{units.speed(p.speed)} {behind}".strip()
 

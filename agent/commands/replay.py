@@ -10,13 +10,13 @@ from dsprobe.recordings.filesession import open_file
 
 
 def run(args: argparse.Namespace) -> int:
+    if not sys.stdout.isatty():
+        raise Failure("dsprobe replay needs a terminal", "use dsprobe info or dump in a pipe")
     return show(args.file, args.speed, args.start)
 
 
-def show(path: str, speed: float = 1.0, start: str | None = None) -> int:
+def show(path: str, speed: float | None = None, start: str | None = None) -> int:
     """The screen on the recording at ``path``."""
-    if not sys.stdout.isatty():
-        raise Failure("dsprobe replay needs a terminal", "use dsprobe info or dump in a pipe")
     from dsprobe.tui.app import run as screen
 
     with open_file(path) as session:

@@ -134,7 +134,7 @@ VERBS: tuple[Verb, ...] = (
         (
             _file("recording to show"),
             Option(("--speed",), "speed", "speed to start with, such as 2 or 1/4", "X",
-                   values.speed, 1.0),
+                   values.speed),
             _FROM,
         ),
     ),
@@ -151,8 +151,8 @@ VERBS: tuple[Verb, ...] = (
         (
             _file("recording to describe"),
             _JSON,
-            Option(("--verify",), "verify", "unpack everything, to find all damage (without, only the"
-                   " index is read)"),
+            Option(("--verify",), "verify", "unpack everything, to find all damage (without, the"
+                   " index alone is read)"),
         ),
     ),
     Verb(
