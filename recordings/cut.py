@@ -13,6 +13,7 @@ from dsprobe.recordings.errors import EXIT_USAGE, RecordingError, StoreFull
 from dsprobe.recordings.filesession import FileSession
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.references import STATE_KEYS, Needed, is_interned, last_states
+from dsprobe.recordings.rollups import LATE_NS
 from dsprobe.recordings.writer import Writer
 
 
@@ -41,6 +42,9 @@ def cut(
         copier = _Copier(source, writer, start, end)
         copier.events(wanted)
         copier.meta()
+        covers = copier.covers(wanted)
+        if covers:
+            writer.cover(*covers)
         return copier.written
 
 
@@ -98,6 +102,8 @@ class _Copier:
         self.start, self.end = start, end
         self.needed = Needed()
         self.written: dict[str, int] = {}
+        self.last = 0
+        """``t`` of the last row kept of the wanted streams."""
 
     def put(self, stream: Stream, rows: Rows) -> None:
         if not len(rows):
@@ -113,7 +119,23 @@ class _Copier:
                 rows = self.source.read(name, begin, until)
                 self.needed.add(stream, rows)
                 self.put(stream, rows)
+                if len(rows):
+                    self.last = max(self.last, int(rows["t"][-1]))
             self.writer.flush()
+
+    def covers(self, names: list[str]) -> tuple[int, int] | None:
+        """The interval that was asked for, as far as the source goes, less an end that rows speak
+        for which come after it and so were left out; None where it is all outside."""
+        first, last = self.source.span()
+        first, last = max(first, self.start), min(last, self.end - 1)
+        if not last or first > last:
+            return None
+        for name in names:
+            if "dt" in self.source.streams[name].by_name:
+                later = self.source.read(name, self.end, self.end + LATE_NS)
+                pairs = zip(later["t"].tolist(), later["dt"].tolist(), strict=True)
+                last = min([last, *(t - dt for t, dt in pairs if isinstance(dt, int))])
+        return first, max(first, last, self.last)
 
     def meta(self) -> None:
         interned: dict[str, tuple[Stream, Rows]] = {}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsprobe.recordings import container as c
-from dsprobe.recordings import frames
+from dsprobe.recordings import frames, spans
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.assemble import Sequences, between, join, memory
 from dsprobe.recordings.chunks import Chunk, Chunks
@@ -170,10 +170,12 @@ class FileSession:
         return before != (len(layout.table), layout.resume)
 
     def span(self) -> tuple[int, int]:
-        totals = [t for name, t in self._layout.totals.items() if _in_span(name) and t.get("rows")]
-        if totals:
-            return min(t.get("first", 0) for t in totals), max(t.get("last", 0) for t in totals)
-        return self._find_span()
+        said = [s for s in (spans.of_rows(self._chunks), self._layout.covers) if s[1]]
+        if said:
+            return min(first for first, _ in said), max(last for _, last in said)
+        # Nothing has happened at all: from the first sign of life of the agent to the last.
+        lived = self.read(st.META_CLOCK.name, 0, 1 << 63)["t"]
+        return (int(lived[0]), int(lived[-1])) if len(lived) else (0, 0)
 
     def read(self, stream: str, start: int, end: int) -> Rows:
         channel, declared = self._channel(stream)
@@ -349,29 +351,6 @@ class FileSession:
             self._meta_bytes += memory(self._layout.channels[channel], rows)
             self._meta.setdefault(channel, []).append(rows)
 
-    # -- span ----------------------------------------------------------------------------------
-
-    def _find_span(self) -> tuple[int, int]:
-        """The span of a file without sums: from the chunks that may hold its first and last row."""
-        lay = self._layout
-        wanted = {ch for ch, s in lay.channels.items() if _in_span(s.name)}
-        slack = max((lay.spans[ch] for ch in wanted), default=0)
-        table = lay.table.chunks
-        first, last = 1 << 63, -1
-        for n in np.argsort(table[:, 2], kind="stable").tolist():
-            if table[n, 2] - slack > first:
-                break
-            first = min([first, *(m.t0 for m in self._messages(n, wanted))])
-        for n in np.argsort(-table[:, 3], kind="stable").tolist():
-            if table[n, 3] <= last:
-                break
-            last = max([last, *(m.t1 for m in self._messages(n, wanted))])
-        return (first, last) if last >= 0 else (0, 0)
-
-    def _messages(self, n: int, channels: set[int]) -> list[c.Message]:
-        chunk = self._chunks.get(n)
-        return [m for ch in channels for m in chunk.messages.get(ch, ())] if chunk else []
-
 
 def open_file(path: str | os.PathLike[str]) -> FileSession:
     """Open a recording, whole or damaged; raises :class:`RecordingError` where it is none."""
@@ -388,11 +367,6 @@ def _open(path: str) -> int:
         os.close(fd)
         raise RecordingError(f"{path} is not a file: give a file made by dsprobe record or save")
     return fd
-
-
-def _in_span(name: str) -> bool:
-    """Whether rows of the stream are events of the recording, not descriptions or sums of them."""
-    return not name.startswith(("meta.", "rollup."))
 
 
 def _plus(total: Total, data: bytes) -> Total:

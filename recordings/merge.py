@@ -64,6 +64,9 @@ def merge(
             for stream in streams.values():
                 if stream.is_meta:
                     writer.append(stream, _meta(stream, sources, numbers))
+            spans = [s.span() for s in sources if s.span()[1]]
+            if spans:
+                writer.cover(min(first for first, _ in spans), max(last for _, last in spans))
         return written, tuple(f"{s.path}: {p}" for s in sources for p in s.problems)
 
 

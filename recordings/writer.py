@@ -21,7 +21,9 @@
 * At the end: an attachment ``dsprobe.meta`` repeats the frames of the ``meta.*`` streams (8 bytes
   length unpacked, then one zstd frame of message records), a metadata record ``dsprobe.totals``
   gives ``streams`` (JSON: rows, bytes, first, last, missing and dropped per stream) and, where the
-  recording ended against the recorder's will, ``stopped``; then MCAP's data end, summary, footer.
+  recording ended against the recorder's will, ``stopped``; and, for a part of a recording,
+  ``covers`` (two moments: the rows are all there is from the one to the other); then MCAP's data
+  end, summary, footer.
 * The writer holds an exclusive flock(2) on the file until it is done.  A file without an end and
   without a lock was cut off.
 """
@@ -108,6 +110,7 @@ class Writer:
         self._digest = _Digest()
         self._rollups = Rollups() if rollups else None
         self._sums: list[Rows] = []
+        self._covers = ""
         self._full: StoreFull | None = None
         self._out = McapOut(self.path, force)
         version = f"{c.FORMAT_MAJOR}.{c.FORMAT_MINOR}"
@@ -158,6 +161,11 @@ class Writer:
             self._rollups.feed(stream.name, rows)
         if self._pending_bytes > CHUNK_BYTES:
             self._commit()
+
+    def cover(self, first: int, last: int) -> None:
+        """Say that the recording speaks for all of ``[first, last]``, quiet times at its ends
+        included."""
+        self._covers = f"{first} {last}"
 
     def flush(self) -> None:
         """Finish the chunk: what was taken so far survives a crash of this process.
@@ -276,6 +284,8 @@ class Writer:
         said = {"streams": json.dumps(totals, separators=(",", ":"))}
         if self._rollups and self._rollups.late:
             said["rollup_late_rows"] = str(self._rollups.late)
+        if self._covers:
+            said["covers"] = self._covers
         if stopped:
             said["stopped"] = stopped
         self._out.finish(digest, c.TOTALS_RECORD, said)
