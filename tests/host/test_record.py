@@ -59,13 +59,13 @@ def test_retransmits_in_the_file_are_the_namespaces(pair: netns.Pair, tmp_path: 
     out = tmp_path / "run.mcap"
     with drops.loss(pair.right, 2), loads.iperf_server(pair.right):
         before = counters.tcp(pair.left)
-        client = ("iperf3", "-c", pair.right.ipv4, "-t", "1.5", "-b", "400M")
+        client = ("iperf3", "-c", pair.right.ipv4, "-t", "2", "-b", "400M")
         record(out, *pair.left.argv(*client))
         kernel = counters.difference(counters.tcp(pair.left), before)
     with open_file(out) as session:
         rows = session.read("tcp.retransmit", 0, FOREVER)
         lost = session.lost()
     rows = rows[rows["netns"] == pair.left.inode]
-    assert kernel["Tcp.RetransSegs"] > 10
+    assert kernel["Tcp.RetransSegs"] > 0
     assert rows["segments"].sum() == kernel["Tcp.RetransSegs"]
     assert not lost.get("tcp.retransmit", 0)

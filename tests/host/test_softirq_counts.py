@@ -145,14 +145,16 @@ def test_a_prime_number_of_packets_is_that_many_runs(pair: netns.Pair) -> None:
         low = softirqs() - inner
         ((_, rows),) = probe.collect(time.monotonic_ns())
         high = softirqs() - outer
-        lost = sum(x.lost for x in probe.losses() if x.reason == UNSEEN)
+        losses = probe.losses()
+    lost = sum(x.lost for x in losses if x.reason == UNSEEN)
     assert_all_told(by_vector_and_cpu(rows, "count"), lost, low, high)
     mine = rows[(rows["vec"] == NET_RX) & (rows["cpu"] == cpu)]
     count = int(mine["count"][0])
-    # Other traffic of the machine adds runs, as the kernel counts them too, or shares one.
-    assert high[NET_RX, cpu] >= 7919 - 20
-    assert 7919 - 20 - lost <= count <= high[NET_RX, cpu]
-    assert abs(int(mine["waits"][0]) - count) <= max(1, lost)
+    # Other traffic of the machine adds runs, and a busy ksoftirqd makes one of several: what the
+    # kernel counted meanwhile is the truth.
+    assert high[NET_RX, cpu] >= 7919 // 2
+    assert low[NET_RX, cpu] - lost <= count <= high[NET_RX, cpu]
+    assert abs(int(mine["waits"][0]) - count) <= 1 + sum(x.lost for x in losses)
 
 
 @pytest.mark.parametrize("program", ["softirq_entry", "softirq_raise"])

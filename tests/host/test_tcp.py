@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,29 +65,46 @@ def connecting(ns: netns.Namespace, family: socket.AddressFamily, to: str) -> It
         sock.close()
 
 
+def iperf_until(
+    enough: Callable[[], bool], pair: netns.Pair, to: str, rate: str
+) -> list[dict[str, Any]]:
+    """Reports of runs from left to right, until ``enough()``: a busy machine sends less."""
+    reports = []
+    with loads.iperf_server(pair.right):
+        for _ in range(10):
+            reports.append(loads.iperf(pair.left, to, 1.5, "-b", rate))
+            if enough():
+                return reports
+    raise AssertionError("too little was lost in ten runs")
+
+
 @pytest.mark.parametrize("path", ["IPv4", "IPv6", "mapped"])
 def test_two_percent_loss(pair: netns.Pair, path: str) -> None:
     """iperf3's flow appears with its addresses; segments are the namespace's RetransSegs."""
     to = {"IPv4": pair.right.ipv4, "IPv6": pair.right.ipv6, "mapped": f"::ffff:{pair.right.ipv4}"}
     with watched("tcp") as w:
         before = counters.tcp(pair.left)
-        with drops.loss(pair.right, 2) as dropped, loads.iperf_server(pair.right):
-            report = loads.iperf(pair.left, to[path], 1.5, "-b", "500M")
-            assert dropped() > 10
+        with drops.loss(pair.right, 2) as dropped:
+
+            def enough() -> bool:
+                return dropped() > 10 and len(retransmits(w, pair.left)) > 10
+
+            reports = iperf_until(enough, pair, to[path], "500M")
         closed(pair.left)
         w.stop()
         kernel = counters.difference(counters.tcp(pair.left), before)
     rows = retransmits(w, pair.left)
     assert kernel["Tcp.RetransSegs"] > 10
     assert rows["segments"].sum() == kernel["Tcp.RetransSegs"]
-    assert report["end"]["sum_sent"]["retransmits"] <= kernel["Tcp.RetransSegs"]
+    told = sum(r["end"]["sum_sent"]["retransmits"] for r in reports)
+    assert 0 < told <= kernel["Tcp.RetransSegs"]
     # A call may send several segments, so calls are at most as many.
     assert 0 < len(rows) <= kernel["Tcp.RetransSegs"]
     ours = pair.left.ipv6 if path == "IPv6" else pair.left.ipv4
     theirs = pair.right.ipv6 if path == "IPv6" else pair.right.ipv4
-    stream = report["start"]["connected"][0]
-    flow = rows[(rows["sport"] == stream["local_port"]) & (rows["kind"] == DATA)]
-    assert len(flow) > 10
+    ports = [r["start"]["connected"][0]["local_port"] for r in reports]
+    flow = rows[np.isin(rows["sport"], ports) & (rows["kind"] == DATA)]
+    assert len(flow) > 5
     assert {address(a) for a in flow["saddr"]} == {ours}
     assert {address(a) for a in flow["daddr"]} == {theirs}
     assert set(flow["dport"]) == {5201}
@@ -99,8 +117,13 @@ def test_the_cause_is_the_one_the_kernel_counts(pair: netns.Pair) -> None:
     """Single losses are repaired by fast retransmits; a dead path by the timer."""
     with watched("tcp") as w:
         before = counters.tcp(pair.left)
-        with drops.loss(pair.right, 1), loads.iperf_server(pair.right):
-            loads.iperf(pair.left, pair.right.ipv4, 1.5, "-b", "300M")
+        fast = "TcpExt.TCPFastRetrans"
+        with drops.loss(pair.right, 1):
+
+            def enough() -> bool:
+                return counters.tcp(pair.left)[fast] - before[fast] > 10
+
+            iperf_until(enough, pair, pair.right.ipv4, "300M")
         closed(pair.left)
         w.pass_by()
         kernel = counters.difference(counters.tcp(pair.left), before)
@@ -119,7 +142,7 @@ def test_the_cause_is_the_one_the_kernel_counts(pair: netns.Pair) -> None:
     by_cause = {c: int(data["segments"][data["cause"] == c].sum()) for c in (RTO, FAST, PROBE)}
     # In recovery the kernel counts TCPFastRetrans, in loss TCPSlowStartRetrans and the timer's
     # own; a probe may repeat data or send what is new (net/ipv4/tcp_output.c).
-    assert by_cause[FAST] == kernel["TcpExt.TCPFastRetrans"] > 10
+    assert by_cause[FAST] == kernel[fast] > 10
     assert by_cause[PROBE] <= kernel["TcpExt.TCPLossProbes"]
     assert sum(by_cause.values()) == kernel["Tcp.RetransSegs"]
     late = w.rows("tcp.retransmit")
