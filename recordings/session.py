@@ -38,7 +38,8 @@ class Session(Protocol):
         """Take what has arrived since the last call; True when anything has."""
 
     def span(self) -> tuple[int, int]:
-        """First and last ``t`` held of all streams but ``meta.*``; (0, 0) when there is none."""
+        """First and last ``t`` held of all streams but ``meta.*``, and of a part of a recording all
+        that was asked for; (0, 0) when there is none."""
 
     def read(self, stream: str, start: int, end: int) -> Rows:
         """Rows with ``start <= t < end``, ordered by ``t`` (ties as they were written).
