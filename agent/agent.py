@@ -1,8 +1,8 @@
 """The agent: probes in, frames out, until it is told to stop.
 
-One thread runs it all: it drains rings every 50 ms, collects aggregates every 250 ms, pairs clocks
-and measures itself every second, and serves viewers in between.  Probes that may block have threads
-of their own (:mod:`dsprobe.agent.workers`), and compiling has a process.
+One thread runs it all: it drains rings every 50 ms while events come, collects aggregates every
+250 ms, pairs clocks and measures itself every second, and serves viewers in between.  Probes that
+may block have threads of their own (:mod:`dsprobe.agent.workers`), and compiling has a process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dsprobe.probes.tracer import Coverage, Tracer
 from dsprobe.recordings import streams as st
 from dsprobe.recordings import wire
 
-DRAIN_NS = 50_000_000
+DRAIN_NS, QUIET_NS = 50_000_000, 125_000_000
+"""How often rings are drained while events come, and while none do: waking costs CPU time."""
 TICK_NS = 250_000_000
 SECOND_NS = 1_000_000_000
 STALL_NS = SECOND_NS
@@ -151,8 +152,8 @@ class Agent:
                 continue
             if now - drain > STALL_NS:
                 self._stood_still(drain, now)
-            self._drain()
-            drain = now + DRAIN_NS - (now - drain) % DRAIN_NS
+            step = DRAIN_NS if self._drain() else QUIET_NS
+            drain = now + step - (now - drain) % step
             if now >= tick:
                 self._tick(now)
                 tick = now + TICK_NS - (now - tick) % TICK_NS
@@ -174,10 +175,14 @@ class Agent:
         self._cover(self._loaded)
         return True
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
+        """Publish what the rings hold; whether they held anything."""
+        any_rows = False
         if self._ready():
             for stream, rows in self.tracer.drain():
                 self.hub.publish(stream, rows)
+                any_rows = True
+        return any_rows
 
     def _tick(self, now: int, last: bool = False) -> None:
         self._drain()

@@ -101,8 +101,8 @@ def test_an_agent_that_stood_still_says_when() -> None:
         rows = rows[rows["probe"] == "agent"]
     assert rows["status"].tolist() == [STATUSES.index("stalled"), STATUSES.index("attached")]
     stalled, again = rows["t"].astype(int)
-    assert stalled < moments[0] + 100_000_000
-    assert again - stalled > 1_400_000_000
+    assert stalled < moments[0] + 200_000_000  # it would have run within 125 ms
+    assert again - stalled > 1_300_000_000
     length = f"{(again - stalled) / 1e9:.1f} s"
     assert rows["reason"].tolist() == [f"it did not run for {length}", f"runs again after {length}"]
 
