@@ -46,7 +46,7 @@ class Btf:
 
     def __init__(self, blob: bytes) -> None:
         try:
-            magic, _, _, header, type_off, type_len, str_off, str_len = _HEADER.unpack_from(blob)
+            magic, _, _, header, type_off, type_len, str_off, _ = _HEADER.unpack_from(blob)
         except struct.error as e:
             raise BtfError(f"unreadable BTF: {e}") from None
         if magic != 0xEB9F:
@@ -54,7 +54,6 @@ class Btf:
         self._types_at, self._types_end = header + type_off, header + type_off + type_len
         self._blob = blob
         self._strings_at = header + str_off
-        self._str_len = str_len
 
     @classmethod
     def running(cls) -> Btf:

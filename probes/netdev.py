@@ -14,8 +14,6 @@ from dsprobe.probes.growth import Growth, Reading
 from dsprobe.probes.probe import Batch, Probe
 from dsprobe.recordings.streams import NET_DEVICE, NET_SOFTNET
 
-RESCAN_NS = 2_000_000_000
-
 _SOFTNET = ("processed", "dropped", "squeezed")
 
 _COLUMNS = {
@@ -48,7 +46,7 @@ class Netdev(Probe):
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._spaces: dict[int, netns.Namespace] = {}
-        self._scanned = -RESCAN_NS
+        self._scanned = -netns.RESCAN_NS
         self._cpus = Growth(NET_SOFTNET, *_SOFTNET)
         self._devices = Growth(NET_DEVICE, *_COLUMNS)
 
@@ -74,7 +72,7 @@ class Netdev(Probe):
         return out
 
     def collect(self, now: int) -> list[Batch]:
-        if now - self._scanned >= RESCAN_NS:
+        if now - self._scanned >= netns.RESCAN_NS:
             self._scanned, self._spaces = now, netns.discover()
         return [
             (NET_SOFTNET, self._cpus.rows(now, self._read_softnet(), idle=False)),

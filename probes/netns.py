@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAMED = Path("/run/netns")
+RESCAN_NS = 2_000_000_000
+"""How often probes look for new namespaces."""
 MAX_FILE = 4 << 20
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -13,9 +13,6 @@ from dsprobe.probes.growth import Growth, Reading
 from dsprobe.probes.probe import Batch, Probe
 from dsprobe.recordings.streams import META_NETNS, TCP_SOCKETS
 
-RESCAN_NS = 2_000_000_000
-"""How often new namespaces are looked for."""
-
 _GROWING = {
     "in_segs": "Tcp.InSegs",
     "out_segs": "Tcp.OutSegs",
@@ -63,7 +60,7 @@ class Sockets(Probe):
     def __init__(self) -> None:
         self._spaces: dict[int, netns.Namespace] = {}
         self._named: dict[int, str] = {}
-        self._scanned = -RESCAN_NS
+        self._scanned = -netns.RESCAN_NS
         self._growth = Growth(TCP_SOCKETS, *_GROWING)
 
     def start(self) -> None:
@@ -98,7 +95,7 @@ class Sockets(Probe):
         return out
 
     def collect(self, now: int) -> list[Batch]:
-        batches = self._names(now) if now - self._scanned >= RESCAN_NS else []
+        batches = self._names(now) if now - self._scanned >= netns.RESCAN_NS else []
         rows = self._growth.rows(now, self._read())
         # Namespaces without sockets or traffic say nothing; a host has many of them.
         lives = rows["inuse"] + rows["time_wait"] + rows["in_segs"] + rows["out_segs"] > 0

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 _NR = {"x86_64": (321, 298), "aarch64": (280, 241)}  # bpf, perf_event_open
 _libc = ctypes.CDLL(None, use_errno=True)
 
-PROG_GET_INFO = OBJ_GET_INFO_BY_FD = 15
+OBJ_GET_INFO_BY_FD = 15
 RAW_TRACEPOINT_OPEN = 17
 ENABLE_STATS = 32
 
-PERF_TYPE_SOFTWARE, PERF_TYPE_TRACEPOINT = 1, 2
+PERF_TYPE_SOFTWARE = 1
 PERF_COUNT_SW_CPU_CLOCK = 0
 PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF = 0x2400, 0x40042408
 _PERF_FLAG_FD_CLOEXEC = 8
@@ -105,7 +105,7 @@ class ProgramInfo:
 def program_info(fd: int) -> ProgramInfo:
     """struct bpf_prog_info (include/uapi/linux/bpf.h)."""
     info = ctypes.create_string_buffer(232)
-    bpf(PROG_GET_INFO, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
+    bpf(OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
     (number,) = struct.unpack_from("<I", info.raw, 4)
     run_time, runs, misses = struct.unpack_from("<QQQ", info.raw, 192)
     return ProgramInfo(number, run_time, runs, misses)

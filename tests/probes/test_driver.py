@@ -153,7 +153,7 @@ def test_a_library_without_the_api_is_not_a_driver() -> None:
 HOLD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('up', flush=True); sys.stdin.read()"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="/proc/PID/map_files is root's")
+@pytest.mark.root
 def test_a_process_that_maps_it_is_found_and_the_mapped_file_read_whatever_lies_there_now(
     library: Path, tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from dsprobe.probes import netns
 from dsprobe.probes.netdev import Netdev
-from dsprobe.probes.netns import Namespace, discover, read
-from dsprobe.probes.sockets import RESCAN_NS, Sockets
+from dsprobe.probes.netns import RESCAN_NS, Namespace, discover, read
+from dsprobe.probes.sockets import Sockets
 from dsprobe.recordings.streams import META_NETNS, NET_DEVICE, TCP_SOCKETS
 from tests.support import loads
 from tests.support import netns as made
