@@ -62,5 +62,6 @@ def test_they_are_removed_after_an_exception() -> None:
 def test_loss_is_what_was_asked_for(pair: netns.Pair) -> None:
     with drops.loss(pair.right, 10) as dropped:
         sent = loads.udp_flood(pair, 0.3).sent
-        assert 0.08 * sent < dropped() < 0.12 * sent
+        # Six standard deviations: a busy machine sends few datagrams, and chance has more say then.
+        assert abs(dropped() - 0.1 * sent) < 6 * (0.09 * sent) ** 0.5
     assert counters.device(pair.right)["rx_packets"] >= sent
