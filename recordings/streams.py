@@ -6,6 +6,7 @@ needs a new stream name.  ``tests/golden`` holds a file of every format version.
 
 from __future__ import annotations
 
+from dsprobe.recordings.cudastreams import CUDA_STREAMS
 from dsprobe.recordings.model import Field, Stream
 
 HIST_SLOTS = 32
@@ -396,5 +397,6 @@ STREAMS: dict[str, Stream] = {
         META_PROGRAM,
         MARKER,
         ROLLUP_LANE,
+        *CUDA_STREAMS,
     )
 }
