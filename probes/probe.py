@@ -63,16 +63,29 @@ class Probe:
 class Program:
     """A BPF function and where it is attached.
 
-    ``kind`` is ``raw_tracepoint`` (``target`` names it) or ``cpu_clock`` (``target`` is the period
-    in ns, on every CPU).  Without a ``required`` program the probe says nothing; without another
-    one it goes on, and coverage says ``otherwise``.
+    ``kind`` is ``raw_tracepoint`` (``target`` names it), ``cpu_clock`` (``target`` is the period
+    in ns, on every CPU), or ``uprobe`` and ``uretprobe``: those are only loaded at first, and
+    attached to libraries as these are found (:class:`Uprobe`).  Without a ``required`` program the
+    probe says nothing; without another one it goes on, and coverage says ``otherwise``.
     """
 
     function: str
     kind: str
-    target: str
+    target: str = ""
     required: bool = True
     otherwise: str = ""
+
+
+@dataclass(frozen=True)
+class Uprobe:
+    """BPF program ``function``, run at ``offset`` (bytes from the start of a file), or, if
+    ``returns``, when a function entered there returns.  ``cookie`` is what it is told
+    (``bpf_get_attach_cookie``)."""
+
+    function: str
+    offset: int
+    cookie: int
+    returns: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,14 @@ class BpfProbe(Probe):
     """
 
     source: ClassVar[str]
+    """Its C text, a file beside it.  ``#include "NAME.bpf.h"`` puts one of ours there, once."""
     programs: ClassVar[tuple[Program, ...]]
     rings: ClassVar[Mapping[str, Stream]] = {}
+    requires: ClassVar[tuple[type[BpfProbe], ...]] = ()
+    """Probes whose text comes before this one's, and without which it is missing."""
+    module: ClassVar[str] = "host"
+    """Probes of one module are compiled together and share its maps; modules are compiled at the
+    same time.  A probe that requires another is in that one's."""
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         """Constants for the C source.
@@ -105,6 +124,13 @@ class BpfProbe(Probe):
 
     def open(self, maps: Mapping[str, Map]) -> None:
         """Take the maps; called once, before any program is attached."""
+
+    def took(self, ring: str, rows: Rows) -> list[Batch]:
+        """What to publish of the records that ``ring`` held: these, as they are.
+
+        To override where records are not yet rows.
+        """
+        return [(self.rings[ring], rows)]
 
 
 @cache
