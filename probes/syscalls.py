@@ -21,6 +21,7 @@ ENABLE_STATS = 32
 
 PERF_TYPE_SOFTWARE = 1
 PERF_COUNT_SW_CPU_CLOCK = 0
+PERF_COUNT_SW_DUMMY = 9
 PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF = 0x2400, 0x40042408
 _PERF_FLAG_FD_CLOEXEC = 8
 
@@ -84,6 +85,26 @@ def open_cpu_clock(cpu: int, period: int, program: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def open_mapping_events(cpu: int, wakeup: int) -> int:
+    """Have every executable mapping made on ``cpu`` recorded in a ring, which the caller maps over
+    the descriptor; it polls readable each time ``wakeup`` bytes more are in it.
+
+    Source: struct perf_event_attr (include/uapi/linux/perf_event.h): bit 8 mmap, 14 watermark,
+    23 mmap2.
+    """
+    attr = bytearray(128)
+    struct.pack_into("<IIQ", attr, 0, PERF_TYPE_SOFTWARE, 128, PERF_COUNT_SW_DUMMY)
+    struct.pack_into("<QI", attr, 40, 1 << 8 | 1 << 14 | 1 << 23, wakeup)
+    return _call(
+        1,
+        ctypes.create_string_buffer(bytes(attr), 128),
+        ctypes.c_int(-1),
+        ctypes.c_int(cpu),
+        ctypes.c_int(-1),
+        ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
+    )
 
 
 def enable_stats() -> int:
