@@ -39,5 +39,17 @@ static __always_inline u32 hist_slot(u64 v)
 	return r & (HIST_SLOTS - 1);
 }
 
+/* Add 1 and return what was there (Linux 5.12).  By bytes, as bcc compiles for the first version of
+ * the instruction set, which had no such instruction: BPF_STX | BPF_ATOMIC | BPF_DW, r9 += r8,
+ * BPF_ADD | BPF_FETCH.  r8 and r9 are names on x86_64 too, for which bcc parses first. */
+static __always_inline u64 next_number(u64 *counter)
+{
+	u64 n = 1;
+
+	asm volatile("r9 = %1\nr8 = %0\n.byte 0xdb, 0x89, 0, 0, 1, 0, 0, 0\n%0 = r8"
+		     : "+r"(n) : "r"(counter) : "r8", "r9", "memory");
+	return n;
+}
+
 /* Copy a field of a kernel structure whose offset the loader found in BTF. */
 #define READ(dst, base, offset) bpf_probe_read_kernel(&(dst), sizeof(dst), (void *)(base) + (offset))
