@@ -56,6 +56,23 @@ class Needed:
                 return kept
 
 
+def last_of_ids(stream: Stream, rows: Rows) -> Rows:
+    """What holds of each id in ordered ``rows`` of an interned stream: its last row, in order.
+
+    A stack has a row for each frame: of one, the last row of each depth.
+    """
+    keys = [rows["id"]]
+    if "depth" in stream.by_name:
+        keys.append(rows["depth"])
+    order = np.lexsort(keys)  # stable: later rows of a key come later
+    sorted_keys = [key[order] for key in keys]
+    new = np.zeros(len(rows), bool)
+    for key in sorted_keys:
+        new[1:] |= key[1:] != key[:-1]
+    last = np.append(new[1:], True) if len(rows) else new
+    return rows[np.sort(order[last])]
+
+
 def last_states(rows: Rows, keys: Iterable[str]) -> Rows:
     """The last row of each combination of ``keys`` in ordered ``rows``, in order."""
     keys = tuple(keys)

@@ -1,0 +1,108 @@
+"""Stacks of processes that use CUDA: their numbers, and the frames behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings.identities import Rereader
+from dsprobe.recordings.model import Rows
+from dsprobe.recordings.references import last_of_ids
+from dsprobe.recordings.session import Session
+
+MAX_DEPTH = 512
+"""Frames of one stack that are looked at, from the innermost on."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """``kind`` is a word of ``cudastreams.FRAME_KINDS``.
+
+    Of a Python frame ``function`` is its qualified name, with ``file`` and ``line``; of a native
+    one the demangled symbol or nothing, with ``module``, ``offset`` in it and its ``build_id``; of
+    a status a sentence on what is missing there.
+    """
+
+    id: int
+    kind: str = "native"
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    offset: int = 0
+    build_id: str = ""
+
+    @property
+    def text(self) -> str:
+        """The frame in one line: ``function (file:line)``, ``symbol (module)``,
+        ``module+0x1234`` or ``[what is missing]``."""
+        if self.kind == "status":
+            return f"[{self.function or 'unknown'}]"
+        if self.kind == "python":
+            where = f"{self.file}:{self.line}" if self.line else self.file
+            return f"{self.function or '?'} ({where})" if where else self.function or "?"
+        module = self.module.rsplit("/", 1)[-1]
+        if self.function:
+            return f"{self.function} ({module})" if module else self.function
+        return f"{module or '?'}+{self.offset:#x}"
+
+
+class Stacks:
+    """The stacks of ``session``; keep one per viewer and :meth:`refresh` it before use."""
+
+    def __init__(self, session: Session) -> None:
+        self._rows = Rereader(session, cuda.META_STACK)
+        self._frame_rows = Rereader(session, cuda.META_FRAME)
+        self._stacks: dict[int, dict[int, int]] = {}
+        self._frames: dict[int, Frame] = {}
+        self._first: dict[tuple[int, ...], int] = {}
+
+    def refresh(self) -> None:
+        """Take in what has been said since."""
+        for row in last_of_ids(cuda.META_FRAME, self._frame_rows.rows()):
+            frame = _frame(row)
+            self._frames[frame.id] = frame
+        rows = last_of_ids(cuda.META_STACK, self._rows.rows())
+        columns = (rows[name].tolist() for name in ("id", "depth", "frame"))
+        for id, depth, frame_id in zip(*columns, strict=True):
+            if depth < MAX_DEPTH:
+                self._stacks.setdefault(id, {})[depth] = frame_id
+
+    def frames(self, id: int) -> tuple[Frame, ...]:
+        """Frames of stack ``id``, the innermost first; of one that nobody explains, a status."""
+        if not id:
+            return (Frame(0, "status", "no stack was taken"),)
+        held = self._stacks.get(id)
+        if not held:
+            return (Frame(0, "status", f"stack {id} is not explained in this session"),)
+        return tuple(self._frames.get(f) or Frame(f, "status", "frame unknown")
+                     for _, f in sorted(held.items()))  # fmt: skip
+
+    def same(self, id: int) -> int:
+        """One number for all stacks that read alike, frame by frame."""
+        key = tuple(f for _, f in sorted(self._stacks.get(id, {}).items()))
+        return self._first.setdefault(key, id) if key else id
+
+
+def _frame(row: Rows) -> Frame:
+    kind = int(row["kind"])
+    return Frame(
+        int(row["id"]),
+        cuda.FRAME_KINDS[kind] if kind < len(cuda.FRAME_KINDS) else "native",
+        str(row["function"]),
+        str(row["file"]),
+        int(row["line"]),
+        str(row["module"]),
+        int(row["offset"]),
+        str(row["build_id"]),
+    )
+
+
+def where(frames: tuple[Frame, ...]) -> Frame:
+    """The frame to name a stack by: the innermost one of Python, else the innermost with a
+    symbol, else the innermost."""
+    for kind in ("python", "native"):
+        for frame in frames:
+            if frame.kind == kind and frame.function:
+                return frame
+    return frames[0]
