@@ -21,6 +21,8 @@ from dsprobe.probes.placement import Placement, place
 _NAME = re.compile(rb"^libcuda\.so(\.[0-9.]+)?( \(deleted\))?$")
 _VERSION = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 MAX_MAPS = 16 << 20
+MAX_LIBRARIES = 4
+"""In one process."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,34 @@ class Driver:
         return sum(p.emulated for p in self.entries.values())
 
 
+def libraries_of(pid: int, proc: Path = Path("/proc")) -> list[Mapped]:
+    """The driver libraries whose code ``pid`` maps: none or one, seldom more.
+
+    Raises OSError where they cannot be read, as of a process that has ended.
+    """
+    with open(proc / str(pid) / "maps", "rb") as f:
+        text = f.read(MAX_MAPS)
+    if b"/libcuda.so" not in text:
+        return []
+    found: dict[tuple[str, int], Mapped] = {}
+    for match in re.finditer(rb"^.*/(libcuda\.so.*)$", text, re.MULTILINE):
+        columns = match[0].split(None, 5)
+        if len(columns) == 6 and b"x" in columns[1] and _NAME.match(match[1]):
+            area, _, _, device, inode, path = columns
+            mapped = Mapped(pid, path.decode(errors="replace"), device.decode(errors="replace"),
+                            int(inode), area.decode(errors="replace"))  # fmt: skip
+            found.setdefault(mapped.key, mapped)
+            if len(found) == MAX_LIBRARIES:
+                break
+    return list(found.values())
+
+
 def mapped_by(pid: int, proc: Path = Path("/proc")) -> Mapped | None:
     """The driver library that ``pid`` maps, if it maps one."""
     try:
-        with open(proc / str(pid) / "maps", "rb") as f:
-            text = f.read(MAX_MAPS)
+        return next(iter(libraries_of(pid, proc)), None)
     except OSError:
         return None
-    for match in re.finditer(rb"^.*/(libcuda\.so.*)$", text, re.MULTILINE):
-        columns = match[0].split(None, 5)
-        if len(columns) == 6 and _NAME.match(match[1]):
-            return Mapped(
-                pid,
-                columns[5].decode(errors="replace"),
-                columns[3].decode(errors="replace"),
-                int(columns[4]),
-                columns[0].decode(errors="replace"),
-            )
-    return None
 
 
 def users(proc: Path = Path("/proc")) -> Iterator[Mapped]:
