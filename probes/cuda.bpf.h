@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Calls of CUDA driver functions: who makes them, what they are, and how deep.
+ *
+ * Processes, threads, counters and streams live in mapped arrays, which user space reads without a
+ * system call; hashes hold only where in them a thing lies.  Index 0 is "none" everywhere.  A place
+ * is given back by user space once it has read the last of it, through a queue.  What a thread
+ * writes to its own struct thread needs no atomics; everything else here does.
+ *
+ * Numbers of processes and threads are the session's, and never used again. */
+
+#define CUDA_FUNCTIONS 8192
+#define CUDA_PROCS 2048
+#define CUDA_THREADS 8192
+#define CUDA_CELLS 16384
+#define CUDA_SLOTS 512  /* names of functions */
+#define CUDA_DEPTH 4    /* calls open at once in a thread: a callback that makes calls, and so on */
+#define CUDA_LOCAL_STREAMS 4
+
+enum cuda_class {
+	CLASS_NONE, CLASS_LAUNCH, CLASS_CALL, CLASS_ALLOC, CLASS_FREE, CLASS_CONTEXT, CLASS_NAME,
+};
+
+enum cuda_flag {
+	FLAG_PER_THREAD = 1, /* suffix _ptsz or _ptds: stream 0 is the thread's own */
+	FLAG_ENTRY_ONLY = 2, /* no probe on the return: count, and leave nothing open */
+	FLAG_UNCOUNTED = 4,  /* another program on this instruction counts the call */
+	FLAG_NARROW = 8,     /* from before CUDA 3.2: addresses and sizes are 32 bits */
+};
+
+/* One function of one library; the attach cookie is its index.  Written before it is attached. */
+struct function {
+	u64 probe;            /* address, as in the program headers, of the probed instruction */
+	u64 text_lo, text_hi; /* the library's executable segments, same addressing */
+	u32 name;             /* meta.string id of the symbol */
+	u32 flags;
+	u16 slot;             /* number of the symbol, the same for all libraries; < CUDA_SLOTS */
+	u8 cls, kind, copy;   /* enum cuda_class, CALL_KINDS, COPIES */
+	u8 op;                /* memory kind, or form of a launch, copy or name */
+	u8 out, bytes, times; /* 1-based arguments, 0: none; size is bytes * times << shift */
+	u8 shift, stream, extra;
+};
+
+struct call {
+	u64 sp, ret, t;
+	u64 a[6];       /* arguments in registers */
+	u64 stream, bytes; /* for whoever opened it */
+	u32 cookie, pad;
+};
+
+struct cuda_gap {       /* the longest of one interval between two readings */
+	u64 longest, end, within_time;
+	u32 within, epoch;
+};
+
+struct cuda_cached { u64 stream; u32 at, pad; };
+
+struct thread {
+	u32 id, process; /* session numbers */
+	u32 tgid, tid, ns_tid;
+	u32 proc;        /* index in cuda_procs */
+	u32 ended, depth;
+	char comm[16];
+	struct call open[CUDA_DEPTH];
+	/* launches */
+	u64 count, shed, last;
+	u64 in_time;     /* the longest traced call since the last launch, and its name */
+	u32 in_name, pad;
+	struct cuda_gap gaps[2];
+	u32 hist[HIST_SLOTS];
+	struct cuda_cached streams[CUDA_LOCAL_STREAMS];
+};
+
+enum cuda_budget_of { BUDGET_LAUNCH, BUDGET_CALL, BUDGET_ALLOC, BUDGETS };
+
+struct cuda_bucket { u64 window; u64 used; };
+
+struct process {
+	u64 since; /* 0: nobody is here */
+	u32 id, tgid, ns_tgid, ended;
+	struct cuda_bucket budget[BUDGETS];
+	u32 cells[CUDA_SLOTS]; /* index in cuda_cells by slot */
+};
+
+struct cell {
+	u32 process, name;
+	u64 count, failed, busy, bytes;
+	u32 hist[HIST_SLOTS];
+};
+
+struct cuda_config {
+	u64 slow_ns;            /* calls that take so long are always kept, with their stack */
+	u32 budget[BUDGETS];    /* single events per window (2^27 ns) and process */
+	u32 filter;             /* only processes in cuda_wanted */
+	u32 epoch;              /* number of the interval between two readings */
+	u32 pad;
+};
+
+enum cuda_counter { NEXT_PROC, NEXT_THREAD, NEXT_CELL, NEXT_STREAM, NEXT_ID, NEXT_KERNEL, COUNTERS = 8 };
+enum cuda_lost_why {
+	LOST_PROCESS, LOST_THREAD, LOST_CELL, LOST_DEPTH, LOST_STREAM, LOST_KERNEL, LOST_NAME,
+	CUDA_LOST = 16,
+};
+
+MMAP_ARRAY(cuda_config, struct cuda_config, 1);
+MMAP_ARRAY(cuda_functions, struct function, CUDA_FUNCTIONS);
+MMAP_ARRAY(cuda_procs, struct process, CUDA_PROCS);
+MMAP_ARRAY(cuda_threads, struct thread, CUDA_THREADS);
+MMAP_ARRAY(cuda_cells, struct cell, CUDA_CELLS);
+MMAP_ARRAY(cuda_next, u64, COUNTERS);
+MMAP_ARRAY(cuda_lost, u64, CUDA_LOST);
+BPF_HASH(cuda_procs_of, u32, u32, CUDA_PROCS);     /* by tgid */
+BPF_HASH(cuda_threads_of, u64, u32, CUDA_THREADS); /* by pid_tgid */
+BPF_HASH(cuda_cells_of, u64, u32, CUDA_CELLS);     /* by process << 32 | slot */
+BPF_HASH(cuda_wanted, u32, u32, 65536);            /* tgids, where config.filter is set */
+BPF_QUEUE(cuda_free_procs, u32, CUDA_PROCS);
+BPF_QUEUE(cuda_free_threads, u32, CUDA_THREADS);
+BPF_QUEUE(cuda_free_cells, u32, CUDA_CELLS);
+RING(cuda_seen, 4); /* a bell: cuda_procs has something new */
+
+static u64 (*cuda_cookie)(void *ctx) = (void *)174; /* bpf_get_attach_cookie, Linux 5.15 */
+
+static __always_inline void cuda_lose(u32 why)
+{
+	u64 *n = cuda_lost.lookup(&why);
+	if (n)
+		__sync_fetch_and_add(n, 1);
+}
+
+/* One of the session's numbers, from 1. */
+static __always_inline u32 cuda_number(u32 which)
+{
+	u64 *n = cuda_next.lookup(&which);
+	return n ? next_number(n) + 1 : 0;
+}
+
+/* A place that nobody has had yet, 0 where there is none left. */
+static __always_inline u32 cuda_fresh(u32 which, u32 size)
+{
+	u64 *n = cuda_next.lookup(&which);
+	if (!n || *n >= size - 1)
+		return 0;
+	u64 i = next_number(n) + 1;
+	return i < size ? i : 0;
+}
+
+static __always_inline struct cuda_config *cuda_settings(void)
+{
+	u32 zero = 0;
+	return cuda_config.lookup(&zero);
+}
+
+/* Number of a task's struct pid in its own namespace. */
+static __always_inline u32 cuda_ns_number(u64 task)
+{
+	u64 pid = 0;
+	u32 level = 0, nr = 0;
+	READ(pid, task, TASK_THREAD_PID);
+	READ(level, pid, PID_LEVEL);
+	READ(nr, pid + PID_NUMBERS + (level & 31) * UPID_SIZE, 0);
+	return nr;
+}
+
+static __always_inline void cuda_ring_bell(u64 now)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct ring_count *n = cuda_seen_count.lookup(&cpu);
+	if (n)
+		__sync_fetch_and_add(&n->produced, 1);
+	struct cuda_seen *e = cuda_seen.ringbuf_reserve(sizeof(*e));
+	if (!e)
+		return; /* it has been rung */
+	e->t = now;
+	cuda_seen.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+}
+
+/* Place of the process that runs, made where it has none; 0: it is not wanted, or no room. */
+static __always_inline u32 cuda_proc(u32 tgid, u64 task)
+{
+	u32 *at = cuda_procs_of.lookup(&tgid);
+	if (at)
+		return *at;
+	u32 i = 0;
+	if (cuda_free_procs.pop(&i))
+		i = cuda_fresh(NEXT_PROC, CUDA_PROCS);
+	struct process *p = cuda_procs.lookup(&i);
+	if (!i || !p) {
+		cuda_lose(LOST_PROCESS);
+		return 0;
+	}
+	u64 leader = 0;
+	READ(leader, task, TASK_GROUP_LEADER);
+	p->tgid = tgid;
+	p->ns_tgid = cuda_ns_number(leader);
+	p->ended = 0;
+	p->id = cuda_number(NEXT_ID);
+	if (cuda_procs_of.insert(&tgid, &i)) { /* another thread was first, or the hash is full */
+		cuda_free_procs.push(&i, 0);
+		at = cuda_procs_of.lookup(&tgid);
+		if (!at)
+			cuda_lose(LOST_PROCESS);
+		return at ? *at : 0;
+	}
+	p->since = bpf_ktime_get_ns();
+	cuda_ring_bell(p->since);
+	return i;
+}
+
+/* The thread that runs; NULL: its process is not wanted, or there is no room for it (counted). */
+static __always_inline struct thread *cuda_thread(void)
+{
+	u64 key = bpf_get_current_pid_tgid();
+	u32 tgid = key >> 32;
+	u32 *at = cuda_threads_of.lookup(&key);
+	if (at)
+		return cuda_threads.lookup(at);
+	struct cuda_config *c = cuda_settings();
+	if (!c || (c->filter && !cuda_wanted.lookup(&tgid)))
+		return NULL;
+	u64 task = bpf_get_current_task();
+	u32 proc = cuda_proc(tgid, task);
+	struct process *p = cuda_procs.lookup(&proc);
+	if (!proc || !p)
+		return NULL;
+	u32 i = 0;
+	if (cuda_free_threads.pop(&i))
+		i = cuda_fresh(NEXT_THREAD, CUDA_THREADS);
+	struct thread *t = cuda_threads.lookup(&i);
+	if (!i || !t) {
+		cuda_lose(LOST_THREAD);
+		return NULL;
+	}
+	t->proc = proc;
+	t->process = p->id;
+	t->tgid = tgid;
+	t->tid = key;
+	t->ns_tid = cuda_ns_number(task);
+	t->ended = 0;
+	t->depth = 0;
+	bpf_get_current_comm(t->comm, sizeof(t->comm));
+	if (cuda_threads_of.insert(&key, &i)) {
+		cuda_free_threads.push(&i, 0);
+		cuda_lose(LOST_THREAD);
+		return NULL;
+	}
+	t->id = cuda_number(NEXT_ID);
+	return t;
+}
+
+/* The function whose probe was hit. */
+static __always_inline struct function *cuda_function(struct pt_regs *ctx)
+{
+	u32 i = cuda_cookie(ctx);
+	return cuda_functions.lookup(&i);
+}
+
+/* Whether a return address lies in the library itself. */
+static __always_inline int cuda_inside(struct pt_regs *ctx, struct function *f, u64 ret)
+{
+	u64 at = ret - (PT_REGS_IP(ctx) - f->probe);
+	return at >= f->text_lo && at < f->text_hi;
+}
+
+/* Argument n, from 1, of a call that is being entered; those past the sixth are on the stack.
+ * Source: System V ABI for x86-64, 3.2.3. */
+static __always_inline u64 cuda_arg(struct pt_regs *ctx, struct call *o, u32 n)
+{
+	u64 v = 0;
+	if (n - 1 < 6)
+		return o->a[n - 1];
+	if (n > 6)
+		bpf_probe_read_user(&v, sizeof(v), (void *)(o->sp + 8 * (u64)(n - 6)));
+	return v;
+}
+
+/* Place of a function's counters in a process, made here; 0: no room (counted). */
+static __always_inline u32 cuda_new_cell(struct process *p, struct function *f)
+{
+	u64 key = (u64)p->id << 32 | f->slot;
+	u32 i = 0;
+	if (cuda_free_cells.pop(&i))
+		i = cuda_fresh(NEXT_CELL, CUDA_CELLS);
+	struct cell *c = cuda_cells.lookup(&i);
+	if (!i || !c) {
+		cuda_lose(LOST_CELL);
+		return 0;
+	}
+	c->name = f->name;
+	c->process = p->id;
+	if (!cuda_cells_of.insert(&key, &i))
+		return i;
+	c->process = 0; /* another thread was first */
+	cuda_free_cells.push(&i, 0);
+	u32 *at = cuda_cells_of.lookup(&key);
+	if (!at)
+		cuda_lose(LOST_CELL);
+	return at ? *at : 0;
+}
+
+/* The counters of a function in a process; NULL where there is no room for more (counted). */
+static __always_inline struct cell *cuda_cell(struct thread *t, struct function *f)
+{
+	u32 proc = t->proc;
+	struct process *p = cuda_procs.lookup(&proc);
+	if (!p)
+		return NULL;
+	u32 *at = &p->cells[f->slot & (CUDA_SLOTS - 1)];
+	u32 i = *at;
+	if (!i) {
+		i = cuda_new_cell(p, f);
+		if (!i)
+			return NULL;
+		*at = i;
+	}
+	return cuda_cells.lookup(&i);
+}
+
+/* Whether a return address is that of the page to which the kernel makes calls with a uretprobe
+ * return (kernel/events/uprobes.c). */
+static __always_inline int cuda_is_trampoline(u64 ret)
+{
+#ifdef XOL_VADDR
+	u64 mm = 0, area = 0, address = 0;
+	READ(mm, bpf_get_current_task(), TASK_MM);
+	READ(area, mm, MM_XOL_AREA);
+	if (area)
+		READ(address, area, XOL_VADDR);
+	return address && ret == address;
+#else
+	return 0;
+#endif
+}
+
+/* The way in: counts the call and opens it.  NULL where it is nested in another (its return address
+ * lies in the library), where its process is not wanted, or where returns are not traced. */
+static __always_inline struct call *cuda_enter(struct pt_regs *ctx, struct thread **thread,
+					       struct function **function)
+{
+	struct function *f = cuda_function(ctx);
+	if (!f)
+		return NULL;
+	u64 sp = PT_REGS_SP(ctx), ret = 0;
+	bpf_probe_read_user(&ret, sizeof(ret), (void *)sp);
+	if (cuda_inside(ctx, f, ret))
+		return NULL;
+	struct thread *t = cuda_thread();
+	if (!t)
+		return NULL;
+	*thread = t;
+	*function = f;
+	u32 depth = t->depth;
+	/* The stack grows down: what was opened at or below this frame is not there any more
+	 * (longjmp), but for a call that has jumped here: then both return to the trampoline. */
+#pragma unroll
+	for (int i = CUDA_DEPTH - 1; i >= 0; i--) {
+		if (depth != i + 1 || t->open[i].sp > sp)
+			continue;
+		if (t->open[i].sp == sp && cuda_is_trampoline(ret))
+			return NULL;
+		depth = i;
+	}
+	struct cell *c = cuda_cell(t, f);
+	if (c && !(f->flags & FLAG_UNCOUNTED))
+		__sync_fetch_and_add(&c->count, 1);
+	if (f->flags & FLAG_ENTRY_ONLY) {
+		t->depth = depth;
+		return NULL;
+	}
+	if (depth >= CUDA_DEPTH) {
+		cuda_lose(LOST_DEPTH);
+		return NULL;
+	}
+	struct call *o = &t->open[depth & (CUDA_DEPTH - 1)];
+	o->sp = sp;
+	o->ret = ret;
+	o->a[0] = PT_REGS_PARM1(ctx);
+	o->a[1] = PT_REGS_PARM2(ctx);
+	o->a[2] = PT_REGS_PARM3(ctx);
+	o->a[3] = PT_REGS_PARM4(ctx);
+	o->a[4] = PT_REGS_PARM5(ctx);
+	o->a[5] = PT_REGS_PARM6(ctx);
+	o->stream = 0;
+	o->bytes = 0;
+	o->cookie = cuda_cookie(ctx);
+	o->t = bpf_ktime_get_ns();
+	t->depth = depth + 1;
+	return o;
+}
+
+/* The way out: the call that returns, which is open no more; NULL where it was not open.  It stays
+ * as it is until the thread makes its next call.  The result is PT_REGS_RC(ctx). */
+static __always_inline struct call *cuda_leave(struct pt_regs *ctx, struct thread **thread,
+					       struct function **function)
+{
+	u64 key = bpf_get_current_pid_tgid();
+	u32 *at = cuda_threads_of.lookup(&key);
+	struct thread *t = at ? cuda_threads.lookup(at) : NULL;
+	if (!t)
+		return NULL;
+	u64 sp = PT_REGS_SP(ctx) - 8; /* the return address has been taken off */
+	u32 cookie = cuda_cookie(ctx);
+	struct call *o = NULL;
+#pragma unroll
+	for (int i = CUDA_DEPTH - 1; i >= 0; i--) {
+		if (i < t->depth && t->open[i].sp == sp && t->open[i].cookie == cookie) {
+			o = &t->open[i];
+			t->depth = i;
+			break;
+		}
+	}
+	struct function *f = o ? cuda_functions.lookup(&cookie) : NULL;
+	if (!f)
+		return NULL;
+	*thread = t;
+	*function = f;
+	return o;
+}
+
+/* Sum up a call that has returned. */
+static __always_inline void cuda_count(struct thread *t, struct function *f, u64 duration, u64 bytes,
+				       u32 failed)
+{
+	if (duration > t->in_time) {
+		t->in_time = duration;
+		t->in_name = f->name;
+	}
+	struct cell *c = cuda_cell(t, f);
+	if (!c)
+		return;
+	if (failed)
+		__sync_fetch_and_add(&c->failed, 1);
+	else if (bytes)
+		__sync_fetch_and_add(&c->bytes, bytes);
+	__sync_fetch_and_add(&c->busy, duration);
+	__sync_fetch_and_add(&c->hist[hist_slot(duration)], 1);
+}
+
+/* Whether one more single event of the process may be written.  A count per window of 2^27 ns
+ * (134 ms), which threads may race for: it bounds, it need not be exact. */
+static __always_inline int cuda_budget(struct thread *t, u32 which, u64 now)
+{
+	u32 proc = t->proc;
+	struct process *p = cuda_procs.lookup(&proc);
+	struct cuda_config *c = cuda_settings();
+	if (!p || !c || which >= BUDGETS)
+		return 0;
+	struct cuda_bucket *b = &p->budget[which];
+	u64 window = now >> 27;
+	if (b->window != window) {
+		b->window = window;
+		b->used = 0;
+	}
+	if (b->used >= c->budget[which])
+		return 0;
+	b->used++;
+	return 1;
+}
