@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsprobe.recordings import streams as st
-from dsprobe.recordings.lanes import Edges, Lane, Values
+from dsprobe.recordings.lane import Edges, Lane, Values
 from dsprobe.recordings.model import Rows
 from dsprobe.recordings.session import FOREVER, Session, Status
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from dsprobe.recordings import lanes, session
+from dsprobe.recordings import session
 from dsprobe.recordings.filesession import FileSession
+from dsprobe.recordings.lanes import LANES
 from dsprobe.recordings.model import Field, Rows, Stream
 from dsprobe.recordings.references import is_interned
 from dsprobe.recordings.rollups import COVERED
@@ -126,7 +127,7 @@ def _column(source: FileSession, f: Field) -> tuple[bool | None, Column]:
     if f.names and not f.shape:
         return None, _lookup(dict(enumerate(f.names)))
     if f.unit == "id" and f.name == "lane":
-        keys = {lane.id: lane.key for lane in lanes.LANES} | {COVERED: "covered"}
+        keys = {lane.id: lane.key for lane in LANES} | {COVERED: "covered"}
         return True, _lookup(keys)
     if f.unit == "address" and f.shape == 16:
         return None, lambda column: [_address(a.tobytes()) for a in column]

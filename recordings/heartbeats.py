@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsprobe.recordings import streams as st
-from dsprobe.recordings.lanes import Edges
+from dsprobe.recordings.lane import Edges
 from dsprobe.recordings.session import FOREVER, Session
 
 SILENCE = 3_000_000_000

@@ -70,7 +70,8 @@ def last_of_ids(stream: Stream, rows: Rows) -> Rows:
     for key in sorted_keys:
         new[1:] |= key[1:] != key[:-1]
     last = np.append(new[1:], True) if len(rows) else new
-    return rows[np.sort(order[last])]
+    held: Rows = rows[np.sort(order[last])]
+    return held
 
 
 def last_states(rows: Rows, keys: Iterable[str]) -> Rows:

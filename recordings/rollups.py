@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dsprobe.recordings import lanes
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.assemble import in_order
+from dsprobe.recordings.lane import Edges, Lane, events_per_second
+from dsprobe.recordings.lanes import LANES
 from dsprobe.recordings.model import Rows
 from dsprobe.recordings.samples import spoken
 
@@ -23,12 +24,14 @@ SECOND = 10**9
 LATE_NS = 2 * SECOND
 BLOCK_SECONDS = 60
 COVERED = 0
-VERSION = 2
+VERSION = 3
 """Value of the rows of lane COVERED: ``Lane.since`` says from which version on a lane is there."""
 
-_LANES: dict[str, list[lanes.Lane]] = {}
-for _lane in lanes.LANES:
+_LANES: dict[str, list[Lane]] = {}
+_REACH: dict[str, int] = {}
+for _lane in LANES:
     _LANES.setdefault(_lane.stream, []).append(_lane)
+    _REACH[_lane.stream] = max(_REACH.get(_lane.stream, 0), _lane.reach)
 
 
 class Rollups:
@@ -69,13 +72,15 @@ class Rollups:
             self._open = end
             edge = end * SECOND
             for name, parts in self._held.items():
-                kept = [p[p["t"] >= edge] for p in parts]
+                kept = [p[p["t"] >= edge - _REACH[name]] for p in parts]
                 self._held[name] = [p for p in kept if len(p)]
         return np.concatenate(done) if done else st.ROLLUP_LANE.empty()
 
     def _next_second(self) -> int:
         """The second of the earliest row held, or far away: a pause costs nothing."""
-        firsts = [_first(p) for parts in self._held.values() for p in parts]
+        edge = (self._open or 0) * SECOND
+        fresh = (p[p["t"] >= edge] for parts in self._held.values() for p in parts)
+        firsts = [_first(p) for p in fresh if len(p)]
         return max(min(firsts) // SECOND, self._open or 0) if firsts else 1 << 62
 
     def _block(self, begin: int, end: int) -> Rows:
@@ -90,6 +95,8 @@ class Rollups:
             for lane in _LANES[name]:
                 values = lane.compute(rows, edges)
                 has = spoken & ~np.isnan(values)
+                if lane.quiet:
+                    has |= values > 0
                 if has.any():
                     found.append(
                         st.ROLLUP_LANE.rows(
@@ -107,11 +114,11 @@ def _holds(rows: Rows, dtype: np.dtype[Any]) -> bool:
     )
 
 
-def _spoken(rows: Rows, edges: lanes.Edges) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _spoken(rows: Rows, edges: Edges) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Buckets that at least one row speaks for."""
     if "dt" in (rows.dtype.names or ()):
         return spoken(rows, edges)
-    return np.asarray(lanes.events_per_second(None)(rows, edges) > 0)
+    return np.asarray(events_per_second(None)(rows, edges) > 0)
 
 
 def _first(rows: Rows) -> int:

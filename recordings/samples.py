@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dsprobe.recordings.lanes import Edges, spread
+from dsprobe.recordings.lane import Edges, spread
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.session import FOREVER
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dsprobe.recordings import streams as st
-from dsprobe.recordings.lanes import NET_RX, quantile, spread
+from dsprobe.recordings.lane import quantile, spread
+from dsprobe.recordings.lanes import NET_RX
 from dsprobe.recordings.model import Rows
 from dsprobe.recordings.session import FOREVER, Session
 

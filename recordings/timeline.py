@@ -20,7 +20,8 @@ import numpy.typing as npt
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.coverage import Coverage
 from dsprobe.recordings.heartbeats import Heartbeats
-from dsprobe.recordings.lanes import FOLDS, LANES, Edges, Lane, Values
+from dsprobe.recordings.lane import FOLDS, Edges, Lane, Values
+from dsprobe.recordings.lanes import LANES
 from dsprobe.recordings.model import Rows
 from dsprobe.recordings.rollups import COVERED, VERSION
 from dsprobe.recordings.samples import earliest, is_sampled, spoken
@@ -238,7 +239,8 @@ class Timeline:
         if sampled:
             answered = self._coverage.answered(self.lanes[lanes[0]].probe, part.end)
             reach = max(self._heartbeats.after(part.end), answered) + LATE
-        rows = self.session.read(stream, part.start, reach)
+        more = max(self.lanes[i].reach for i in lanes)
+        rows = self.session.read(stream, max(part.start - more, 0), max(reach, part.end + more))
         edges: Edges = np.arange(part.first, part.first + part.count + 1) * part.width
         # The first and the last bucket count for as much of them as the session holds.
         if edges[0] < begin < edges[1]:
@@ -269,7 +271,8 @@ class Timeline:
             elif sampled:
                 found[~heard] = np.nan
             values[row, :known] = found
-        return values, closed, earliest(rows, LATE) if sampled else part.start
+        own = rows[rows["t"] >= part.start] if sampled else rows
+        return values, closed, earliest(own, LATE) if sampled else part.start
 
     def _lane(self, i: int, rows: Rows, edges: Edges) -> Values:
         try:

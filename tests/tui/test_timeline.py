@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from dsprobe.recordings import streams as st
-from dsprobe.recordings.lanes import BY_KEY, LANES, spread
+from dsprobe.recordings.lane import spread
+from dsprobe.recordings.lanes import BY_KEY, LANES
 from dsprobe.recordings.model import Field, Stream
 from dsprobe.recordings.rollups import COVERED, Rollups
 from dsprobe.recordings.timeline import LADDER, MS, SECOND, Timeline, Window
