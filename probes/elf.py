@@ -8,6 +8,7 @@ Source: elf(5), System V ABI.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
      ("size", "<u8")]
 )  # fmt: skip
-_PT_LOAD, _SHT_NOTE, _SHT_DYNSYM = 1, 7, 11
+_PT_LOAD, _SHT_SYMTAB, _SHT_NOTE, _SHT_DYNSYM = 1, 2, 7, 11
 _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _NT_GNU_BUILD_ID = 3
 MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -98,6 +99,34 @@ class Library:
                 name = names[at : names.find(b"\0", at, at + 256)].decode("ascii", "replace")
                 found[name] = Function(self._file_offset(int(s["value"])), int(s["size"]))
         return found
+
+    def addresses(self, *wanted: str) -> dict[str, int]:
+        """Addresses of symbols, exported or not, as the file's program headers count them."""
+        found: dict[str, int] = {}
+        for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
+            for section in self._sections[self._sections["type"] == kind]:
+                left = [name for name in wanted if name not in found]
+                if not left or section["link"] >= len(self._sections):
+                    continue
+                names_at = self._sections[section["link"]]
+                names = self._read(int(names_at["offset"]), int(names_at["size"]))
+                size = int(section["size"]) // _SYMBOL.itemsize * _SYMBOL.itemsize
+                symbols = np.frombuffer(self._read(int(section["offset"]), size), _SYMBOL)
+                for name in left:
+                    whole = re.finditer(re.escape(name.encode() + b"\0"), names)
+                    at = [m.start() for m in whole]  # longer names may end like it
+                    here = symbols[np.isin(symbols["name"], at) & (symbols["section"] != 0)]
+                    if len(here):
+                        found[name] = int(here[0]["value"])
+        return found
+
+    def address_of(self, offset: int) -> int:
+        """Address, as the program headers count it, of what lies at ``offset`` in the file."""
+        page = 4096
+        for _, _, begin, vaddr, _, filesz, _, _ in self._loads:
+            if begin // page * page <= offset < begin + filesz:
+                return int(vaddr + offset - begin)
+        raise ElfError("an offset outside the loaded segments")
 
     def build_id(self) -> str:
         """The GNU build id in hexadecimal, "" where there is none."""

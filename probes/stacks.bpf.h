@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Stacks of threads inside a call: Python's frames, read from the interpreter's own structures.
+ *
+ * stack_id() walks them and hashes what it sees, writing nothing; a stack known by its hash costs no
+ * more.  At the first sight of one its frames go out on the ring cuda_stack, and what names its code
+ * objects on cuda_code before that, as those may be gone when user space looks.
+ *
+ * Every address here comes from the process: a read that fails leaves zeros and ends the walk, and
+ * loops are bounded.  Uprobe programs can be preempted, so nothing is kept in per-CPU memory.
+ *
+ * Loops have one counter and hardly a branch: each branch multiplies the paths that the verifier
+ * walks. */
+
+#define STACK_FRAMES 128
+#define STACK_THREADS 1024 /* thread states of a process that are looked through */
+#define STACK_COPY 512     /* stack is copied in pieces, up to the first that is not there */
+
+/* As probes/stacks.py has them. */
+enum { STACK_NO_ROOM = 1, STACK_RING_FULL, STACK_FIRST };
+enum { STACK_WHOLE, STACK_NATIVE, STACK_UNSUPPORTED, STACK_UNKNOWN, STACK_UNREADABLE, STACK_DEEP,
+       STACK_MANY_THREADS, STACK_CHANGED };
+
+/* Where things lie in one process's interpreter, found and verified by user space. */
+struct python {
+	u64 heads; /* address of the list of interpreters */
+	u32 number; /* user space's, of these facts */
+	u32 state;  /* STACK_WHOLE: readable; STACK_NATIVE: no Python; STACK_UNSUPPORTED */
+	u32 interpreter_next, interpreter_threads;
+	u16 thread_next, thread_id, thread_frame, cframe_frame; /* cframe_frame 0xffff: none between */
+	u8 frame_code, frame_previous, frame_instr, frame_owner, frame_size, short_instr;
+	u8 code_first, pad;
+	u16 code_names, pad2; /* file name, name, qualified name (not in 3.10), line table in a row */
+	u8 text_length, text_size, bytes_length, bytes_data;
+};
+
+struct stack_key {
+	u64 hash, ret, native;
+	u32 process, pad;
+};
+
+struct stack_frame {
+	u64 code, instr;
+	u32 signature, owner;
+};
+
+struct stack_code {
+	u64 code;
+	u32 process, pad;
+};
+
+struct stack_walk {
+	u64 hash;
+	u32 count, status;
+};
+
+BPF_HASH(pythons, u32, struct python, 16384); /* by PID in dsprobe's own PID namespace */
+BPF_HASH(stack_ids, struct stack_key, u32, STACKS);
+BPF_TABLE("lru_hash", struct stack_code, u32, stack_codes, 65536);
+BPF_TABLE("lru_hash", u64, u64, stack_threads, 16384); /* thread state of each thread */
+MMAP_ARRAY(stack_numbers, u64, 1);
+RING(cuda_stack, 512);
+RING(cuda_code, 512);
+#if NATIVE_STACKS
+RING(cuda_native, 1024);
+#else
+RING(cuda_native, 1);
+#endif
+
+#define stack_count(ring, is_lost) do { \
+	u32 cpu_ = bpf_get_smp_processor_id(); \
+	struct ring_count *n_ = ring##_count.lookup(&cpu_); \
+	if (n_) { \
+		__sync_fetch_and_add(&n_->produced, 1); \
+		__sync_fetch_and_add(&n_->lost, is_lost); \
+	} \
+} while (0)
+
+static __always_inline int stack_read(void *to, u32 size, u64 from)
+{
+	return bpf_probe_read_user(to, size, (void *)from);
+}
+
+/* PID of a task's process as dsprobe's own PID namespace numbers it; 0 where it has none there. */
+static __always_inline u32 stack_pid(u64 task)
+{
+#if PID_NAMESPACE
+	u64 leader = 0, pid = 0;
+	u32 level = 0, inode = 0, found = 0;
+
+	READ(leader, task, TASK_LEADER);
+	READ(pid, leader, TASK_THREAD_PID);
+	READ(level, pid, PID_LEVEL);
+	#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < 32; i++) { /* MAX_PID_NS_LEVEL, include/linux/pid_namespace.h */
+		struct { u32 number, pad; u64 ns; } upid = {};
+
+		if (i > level)
+			break;
+		READ(upid, pid, PID_NUMBERS + i * sizeof(upid));
+		READ(inode, upid.ns, NS_INODE);
+		if (inode == PID_NAMESPACE)
+			found = upid.number;
+	}
+	return found;
+#else
+	u32 tgid = 0;
+
+	READ(tgid, task, TASK_TGID);
+	return tgid;
+#endif
+}
+
+/* A forked child has its parent's addresses: it is readable from its first instruction on.  To be
+ * called at sched_process_fork with its two task_structs. */
+static __always_inline void stacks_forked(u64 parent, u64 child)
+{
+	u32 from = stack_pid(parent), to = stack_pid(child);
+	struct python *python;
+
+	if (from == to || !to)
+		return; /* a thread */
+	python = pythons.lookup(&from);
+	if (python) {
+		struct python copy = *python;
+		pythons.update(&to, &copy);
+	}
+}
+
+/* To be called when a process executes another program, and when its last thread ends. */
+static __always_inline void stacks_gone(u64 task)
+{
+	u32 pid = stack_pid(task);
+
+	pythons.delete(&pid);
+}
+
+/* The thread state whose thread_id is this thread's pthread_self(), which on x86_64 is its fs base:
+ * true whoever holds the GIL, and in every PID namespace. */
+static __always_inline u64 stack_thread(struct python *python, u64 fs, u32 *status)
+{
+	u64 key = bpf_get_current_pid_tgid(), interpreter = 0, state = 0, id = 0;
+	u64 to_next = python->interpreter_next, to_threads = python->interpreter_threads;
+	u64 next = python->thread_next, to_id = python->thread_id;
+	u64 *hit = stack_threads.lookup(&key);
+
+	if (hit) {
+		u64 links[3] = {}; /* prev, next, interp */
+		u64 back = 0;
+
+		state = *hit;
+		/* still this thread's, and still linked: the first words of a freed one change */
+		if (!stack_read(&id, 8, state + to_id) && id == fs && !stack_read(links, 24, state) &&
+		    !stack_read(&back, 8, links[0] ? links[0] + next : links[2] + to_threads) &&
+		    back == state)
+			return state;
+	}
+	stack_read(&interpreter, 8, python->heads);
+	stack_read(&state, 8, interpreter + to_threads);
+	#pragma clang loop unroll(disable)
+	for (int i = 0; i < STACK_THREADS; i++) {
+		if (!state) {
+			stack_read(&interpreter, 8, interpreter + to_next);
+			if (!interpreter) {
+				*status = STACK_NATIVE; /* a thread that Python does not know */
+				return 0;
+			}
+			stack_read(&state, 8, interpreter + to_threads);
+			continue;
+		}
+		stack_read(&id, 8, state + to_id);
+		if (id == fs) {
+			stack_threads.update(&key, &state);
+			return state;
+		}
+		stack_read(&state, 8, state + next);
+	}
+	*status = STACK_MANY_THREADS;
+	return 0;
+}
+
+/* Tells code objects apart that lie at the same address one after the other. */
+static __always_inline u32 stack_signature(u64 *names, u64 table)
+{
+	u64 x = names[0] ^ names[1] >> 3 ^ names[2] << 7 ^ (names[3] & table) >> 5;
+
+	return x ^ x >> 32;
+}
+
+/* Walk from a thread state outwards; frames are written where `out` is given. */
+static __always_inline void stack_walk(struct python *python, u64 state, struct stack_frame *out,
+				       struct stack_walk *walk)
+{
+	u64 frame[16] = {}, names[4] = {}, at = 0, hash = 0;
+	u64 to_code = python->frame_code & 0x78, to_previous = python->frame_previous & 0x78;
+	u64 to_instr = python->frame_instr & 0x78, to_owner = python->frame_owner & 0x7f;
+	u64 size = python->frame_size & 0x7f, to_names = python->code_names;
+	/* 3.10: f_lasti is an int, and the word after co_linetable changes */
+	u64 instr_mask = python->short_instr ? 0xffffffff : ~0ULL;
+	u64 table_mask = python->short_instr ? 0 : ~0ULL;
+	u32 i;
+
+	walk->status = STACK_UNREADABLE;
+	if (stack_read(&at, 8, state + python->thread_frame))
+		return;
+	if (python->cframe_frame != 0xffff && at && stack_read(&at, 8, at + python->cframe_frame))
+		return;
+	walk->status = STACK_DEEP;
+	#pragma clang loop unroll(disable)
+	for (i = 0; i < STACK_FRAMES; i++) {
+		if (!at) {
+			walk->status = STACK_WHOLE;
+			break;
+		}
+		if (stack_read(frame, size, at)) {
+			walk->status = STACK_UNREADABLE;
+			break;
+		}
+		u64 code = *(u64 *)((u8 *)frame + to_code) & ~7ULL; /* the low bits are tags from 3.14 on */
+		u64 instr = *(u64 *)((u8 *)frame + to_instr) & instr_mask;
+		at = *(u64 *)((u8 *)frame + to_previous);
+		stack_read(names, 32, code + to_names); /* where that fails: zeros */
+		u32 signature = stack_signature(names, table_mask);
+		if (out) {
+			out[i].code = code;
+			out[i].instr = instr;
+			out[i].signature = signature;
+			out[i].owner = ((u8 *)frame)[to_owner];
+		}
+		hash = (hash ^ code ^ signature) * 0x9E3779B97F4A7C15ULL;
+		hash = (hash ^ hash >> 29 ^ instr) * 0xBF58476D1CE4E5B9ULL;
+	}
+	/* the last one may just fit */
+	if (i == STACK_FRAMES && !at)
+		walk->status = STACK_WHOLE;
+	walk->count = i;
+	walk->hash = hash;
+}
+
+#define STACK_BOUND(n, bits) ((n) >> (bits) ? (1 << (bits)) - 1 : (n))
+
+/* Copy what names the code objects of a stack, once each; whether there was room for all. */
+static __always_inline int stack_names(struct python *python, struct thread *t, u32 pid,
+				       struct stack_frame *frames, u32 count)
+{
+	u64 names[4] = {}, p, n;
+	u64 qualified = python->short_instr ? 1 : 2, table = python->short_instr ? 2 : 3;
+	u64 to_names = python->code_names, to_first = python->code_first;
+	u64 length = python->text_length, text = python->text_size;
+	u64 bytes = python->bytes_length, data = python->bytes_data;
+	struct stack_code key = { .process = t->process };
+
+	#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < STACK_FRAMES; i++) {
+		if (i >= count)
+			break;
+		u32 signature = frames[i].signature;
+		if (!signature)
+			continue;
+		key.code = frames[i].code;
+		u32 *have = stack_codes.lookup(&key);
+		if (have && *have == signature)
+			continue;
+		struct cuda_code *c = cuda_code.ringbuf_reserve(sizeof(*c));
+		stack_count(cuda_code, !c);
+		if (!c)
+			return 0;
+		c->t = bpf_ktime_get_ns();
+		c->code = key.code;
+		c->process = t->process;
+		c->pid = pid;
+		c->signature = signature;
+		c->python = python->number;
+		s32 first = 0;
+		stack_read(&first, 4, key.code + to_first);
+		c->first = first;
+		stack_read(names, 32, key.code + to_names);
+		p = names[0];
+		n = 0;
+		stack_read(&n, 8, p + length);
+		n += text;
+		n = STACK_BOUND(n, 8);
+		c->file_size = stack_read(c->file, n & 255, p) ? 0 : n;
+		p = names[qualified & 3];
+		n = 0;
+		stack_read(&n, 8, p + length);
+		n += text;
+		n = STACK_BOUND(n, 8);
+		c->name_size = stack_read(c->name, n & 255, p) ? 0 : n;
+		p = names[table & 3];
+		n = 0;
+		stack_read(&n, 8, p + bytes);
+		c->whole = STACK_BOUND(n, 31);
+		n = STACK_BOUND(n, 11);
+		c->table_size = stack_read(c->table, n & 2047, p + data) ? 0 : n;
+		cuda_code.ringbuf_submit(c, BPF_RB_NO_WAKEUP);
+		stack_codes.update(&key, &signature);
+	}
+	return 1;
+}
+
+#if NATIVE_STACKS
+/* Copy the top of the stack for user space to unwind; whether there was room. */
+static __always_inline int stack_copy(struct pt_regs *ctx, struct thread *t, u32 pid, u32 id, u64 ret)
+{
+	struct cuda_native *c = cuda_native.ringbuf_reserve(sizeof(*c));
+	u32 i, size = 0;
+
+	stack_count(cuda_native, !c);
+	if (!c)
+		return 0;
+	c->t = bpf_ktime_get_ns();
+	c->id = id;
+	c->process = t->process;
+	c->pid = pid;
+	c->ip = ret;
+	c->sp = ctx->sp;
+	c->bp = ctx->bp;
+	c->bx = ctx->bx;
+	c->r12 = ctx->r12;
+	c->r13 = ctx->r13;
+	c->r14 = ctx->r14;
+	c->r15 = ctx->r15;
+	#pragma clang loop unroll(disable)
+	for (i = 0; i < sizeof(c->copy) / STACK_COPY; i++) {
+		if (stack_read((u8 *)c->copy + i * STACK_COPY, STACK_COPY, ctx->sp + i * STACK_COPY))
+			break;
+		size += STACK_COPY;
+	}
+	c->size = size;
+	cuda_native.ringbuf_submit(c, BPF_RB_NO_WAKEUP);
+	return 1;
+}
+#endif
+
+/* The number of the calling thread's stack; `ret` is where its call of the driver returns to.  To be
+ * called at that return. */
+static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 ret)
+{
+	u64 task = bpf_get_current_task(), fs = 0, state = 0;
+	u32 pid = stack_pid(task), zero = 0, id, kept;
+	struct python *python = pythons.lookup(&pid);
+	struct stack_walk walk = { .status = STACK_UNKNOWN }, again = {};
+	struct stack_key key = { .ret = ret, .process = t->process };
+	struct cuda_stack *r;
+
+	READ(fs, task, TASK_FSBASE);
+	if (python) {
+		walk.status = python->state;
+		if (walk.status == STACK_WHOLE)
+			state = stack_thread(python, fs, &walk.status);
+	}
+	if (state)
+		stack_walk(python, state, 0, &walk);
+	key.hash = walk.hash ^ walk.status;
+#if NATIVE_STACKS
+	key.native = fs - ctx->sp;
+#endif
+	u32 *known = stack_ids.lookup(&key);
+	if (known)
+		return *known;
+
+	u64 *number = stack_numbers.lookup(&zero);
+	if (!number)
+		return 0;
+	id = STACK_FIRST + next_number(number);
+	if (stack_ids.insert(&key, &id)) {
+		known = stack_ids.lookup(&key); /* another thread was first */
+		if (known)
+			return *known;
+		stack_count(cuda_stack, 1);
+		return STACK_NO_ROOM;
+	}
+	r = cuda_stack.ringbuf_reserve(sizeof(*r));
+	if (!r) {
+		stack_count(cuda_stack, 1);
+		stack_ids.delete(&key);
+		return STACK_RING_FULL;
+	}
+	kept = 1;
+	if (python && state) {
+		stack_walk(python, state, (struct stack_frame *)r->frames, &again);
+		if (again.hash != walk.hash)
+			walk.status = STACK_CHANGED;
+		kept = stack_names(python, t, pid, (struct stack_frame *)r->frames, again.count);
+	}
+	r->t = bpf_ktime_get_ns();
+	r->id = id;
+	r->process = t->process;
+	r->pid = pid;
+	r->python = python ? python->number : 0;
+	r->status = walk.status;
+	r->count = again.count;
+	r->ret = ret;
+	r->hash = key.hash;
+	r->native = key.native;
+#if NATIVE_STACKS
+	kept &= stack_copy(ctx, t, pid, id, ret);
+#endif
+	stack_count(cuda_stack, 0);
+	cuda_stack.ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+	if (!kept)
+		stack_ids.delete(&key); /* it comes again, and with it what found no room */
+	return id;
+}
