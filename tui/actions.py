@@ -7,15 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Action:
-    """``keys`` are the characters they type, or Textual's names (``space``, ``shift+left``)."""
+    """``keys`` are the characters they type, or Textual's names (``space``, ``shift+left``).
+
+    ``screens`` are the screens that have the action; empty: all of them.  A key that one screen
+    has an action of its own for means that there.
+    """
 
     id: str
     keys: tuple[str, ...]
     title: str
     group: str
+    screens: tuple[str, ...] = ()
 
 
 ACTIONS: tuple[Action, ...] = (
+    Action("lanes", ("1",), "Lanes: everything on one clock", "Screens"),
     Action("pause", ("space",), "Pause, or go on (a live session is still collected)", "Play"),
     Action("reverse", ("r",), "Play backwards, or forwards again", "Play"),
     Action("slower", ("<", ","), "Half the speed", "Play"),
@@ -35,13 +41,15 @@ ACTIONS: tuple[Action, ...] = (
     Action("zoom_in", ("+", "="), "Shorter columns", "View"),
     Action("zoom_out", ("-", "_"), "Longer columns", "View"),
     Action("fit", ("0",), "All of the session in view", "View"),
-    Action("up", ("up", "k"), "Lane above", "View"),
-    Action("down", ("down", "j"), "Lane below", "View"),
-    Action("page_up", ("pageup",), "A page of lanes up", "View"),
-    Action("page_down", ("pagedown",), "A page of lanes down", "View"),
-    Action("filter", ("/",), "Show only lanes whose name contains ...", "View"),
-    Action("table", ("tab",), "Next table: CPUs, flows, vectors, slowest, none", "View"),
     Action("clock", ("w",), "Wall-clock time, or time since the start", "View"),
+    Action("up", ("up", "k"), "Row above", "Rows"),
+    Action("down", ("down", "j"), "Row below", "Rows"),
+    Action("page_up", ("pageup",), "A page of rows up", "Rows"),
+    Action("page_down", ("pagedown",), "A page of rows down", "Rows"),
+    Action("filter", ("/",), "Show only rows that contain ...", "Rows"),
+    Action(
+        "table", ("tab",), "Next table: CPUs, flows, vectors, slowest, none", "Rows", ("lanes",)
+    ),
     Action("problems", ("p",), "Losses, damage, and what is missing and why", "Session"),
     Action("save", ("s",), "Save what is held to a file", "Session"),
     Action("palette", (":", "ctrl+p"), "Find an action by name", "Session"),
@@ -51,12 +59,28 @@ ACTIONS: tuple[Action, ...] = (
     Action("quit", ("q", "ctrl+c", "ctrl+q"), "Quit", "Session"),
 )
 
-BY_KEY: dict[str, Action] = {key: action for action in ACTIONS for key in action.keys}
+
+def on_screen(screen: str) -> list[Action]:
+    """The actions that ``screen`` has, those of its own among them, in table order."""
+    return [a for a in ACTIONS if not a.screens or screen in a.screens]
+
+
+def by_key(screen: str) -> dict[str, Action]:
+    """What each key means on ``screen``."""
+    here = sorted(on_screen(screen), key=lambda a: bool(a.screens))
+    return {key: action for action in here for key in action.keys}
+
+
+def where(action: Action) -> str:
+    """`` (2, 3)`` for an action of some screens alone: the keys that choose those."""
+    chosen = [a.keys[0] for a in ACTIONS if a.id in action.screens]
+    return f" ({', '.join(chosen)})" if chosen else ""
+
 
 _SHOWN = {
     "space": "Space", "left": "Left", "right": "Right", "up": "Up", "down": "Down", "tab": "Tab",
     "shift+left": "Shift-Left", "shift+right": "Shift-Right", "home": "Home", "end": "End",
-    "pageup": "PgUp", "pagedown": "PgDn", "f1": "F1",
+    "pageup": "PgUp", "pagedown": "PgDn", "f1": "F1", "enter": "Enter",
 }  # fmt: skip
 
 
@@ -72,10 +96,15 @@ def keys_of(action: Action) -> str:
     return " ".join(key_name(key) for key in action.keys)
 
 
-def matching(text: str) -> list[Action]:
-    """Actions with every word of ``text`` in their title, id or group, in table order."""
+def matching(text: str, screen: str) -> list[Action]:
+    """Actions of ``screen`` with every word of ``text`` in their title, id or group, in table
+    order."""
     words = text.lower().split()
-    return [a for a in ACTIONS if all(w in f"{a.title} {a.id} {a.group}".lower() for w in words)]
+    return [
+        a
+        for a in on_screen(screen)
+        if all(w in f"{a.title} {a.id} {a.group}".lower() for w in words)
+    ]
 
 
 def as_markdown() -> str:
@@ -84,7 +113,7 @@ def as_markdown() -> str:
     for group in dict.fromkeys(a.group for a in ACTIONS):
         lines += [f"| {group} | |", "| --- | --- |"]
         lines += [
-            f"| {' '.join(f'`{key_name(k)}`' for k in a.keys)} | {a.title} |"
+            f"| {' '.join(f'`{key_name(k)}`' for k in a.keys)} | {a.title}{where(a)} |"
             for a in ACTIONS
             if a.group == group
         ]

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from types import FrameType
 
 from dsprobe.recordings.session import Session
+from dsprobe.tui.control import Save
 from dsprobe.tui.glyphs import choose
+from dsprobe.tui.observer import Observer
 from dsprobe.tui.player import Player
-from dsprobe.tui.screen import HZ, Save, Screen
-from dsprobe.tui.snapshot import Observer
+from dsprobe.tui.viewer import HZ, Viewer
 
 
 def run(
@@ -36,13 +37,13 @@ def run(
         print("dsprobe: the screen needs a terminal on its input and output", file=sys.stderr)
         return 2
     try:
-        screen = prepare(session, save, start, speed, at, hz, clock)
+        viewer = prepare(session, save, start, speed, at, hz, clock)
     except ValueError as e:
         print(f"dsprobe: {e}", file=sys.stderr)
         return 2
-    code = _with_signals(screen)
-    if screen.failure is not None:
-        raise screen.failure
+    code = _with_signals(viewer)
+    if viewer.failure is not None:
+        raise viewer.failure
     return code
 
 
@@ -54,8 +55,8 @@ def prepare(
     at: str | None,
     hz: float,
     clock: Callable[[], int],
-) -> Screen:
-    """The screen that :func:`run` runs; raises ValueError where ``at`` is not a time."""
+) -> Viewer:
+    """The viewer that :func:`run` runs; raises ValueError where ``at`` is not a time."""
     session.refresh()
     begin, end = session.span()
     live = start == "live"
@@ -70,25 +71,25 @@ def prepare(
         if not player.jump(moment):
             message = f"{at} is not held: went to the nearest moment that is"
         player.playing = speed is not None
-    screen = Screen(observer, save, choose(), hz)
-    screen.ui.message = message
-    return screen
+    viewer = Viewer(observer, save, choose(), hz)
+    viewer.control.message = message
+    return viewer
 
 
-def _with_signals(screen: Screen) -> int:
-    """Run ``screen``; a signal that ends processes ends it in order, with 128 + its number."""
+def _with_signals(viewer: Viewer) -> int:
+    """Run ``viewer``; a signal that ends processes ends it in order, with 128 + its number."""
     caught: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        if not screen.leave_for(number):
+        if not viewer.leave_for(number):
             raise SystemExit(128 + number)
 
     ends = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     before = {number: signal.signal(number, end) for number in ends}
     try:
-        screen.run(mouse=False)
+        viewer.run(mouse=False)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 128 + caught[0] if caught else screen.return_code or 0
+    return 128 + caught[0] if caught else viewer.return_code or 0

@@ -22,6 +22,7 @@ THEME = {
     "net": Style(color="cyan"),
     "tcp": Style(color="magenta"),
     "cpu": Style(color="green"),
+    "gpu": Style(color="blue"),
 }
 """The terminal's own sixteen colours, so that it looks right on light and dark."""
 

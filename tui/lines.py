@@ -10,7 +10,7 @@ import numpy.typing as npt
 Span = tuple[str, str]
 Line = tuple[Span, ...]
 
-ROLES = ("plain", "dim", "bold", "bar", "mode", "warn", "bad", "cursor", "net", "tcp", "cpu")
+ROLES = ("plain", "dim", "bold", "bar", "mode", "warn", "bad", "cursor", "net", "tcp", "cpu", "gpu")
 """Every role; none of them says anything that the text does not say as well."""
 
 _CODES = {role: i for i, role in enumerate(ROLES)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from dsprobe.tui import units
-from dsprobe.tui.actions import ACTIONS, keys_of
+from dsprobe.tui.actions import ACTIONS, keys_of, where
 from dsprobe.tui.glyphs import Glyphs
 from dsprobe.tui.lines import Line, fit, text_of
 from dsprobe.tui.snapshot import Snapshot
@@ -19,7 +19,7 @@ def help_page(glyphs: Glyphs, width: int) -> list[Line]:
         lines += [fit([], width), fit([(f" {group}", "bold")], width)]
         for action in ACTIONS:
             if action.group == group:
-                text = f"  {keys_of(action):<{wide}}  {action.title}"
+                text = f"  {keys_of(action):<{wide}}  {action.title}{where(action)}"
                 lines.append(fit([(text, "plain")], width))
     low, high = glyphs.levels[0], glyphs.levels[-1]
     legend = (

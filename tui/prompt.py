@@ -11,7 +11,7 @@ from dsprobe.tui.lines import Line, Span, fit, shorten
 MAX_TEXT = 1024
 LABELS = {
     "jump": "jump to (14:03:20, -30s, +5m, 1m30s from the start, 40%): ",
-    "filter": "show lanes with: ",
+    "filter": "show rows with: ",
     "palette": ": ",
     "mark": "name this moment (Enter for none): ",
     "save": "save to file (Enter for a name by date): ",
@@ -20,9 +20,11 @@ LABELS = {
 
 @dataclass
 class Prompt:
-    """``kind`` is a key of ``LABELS``; ``choice`` is the line picked in the list of actions."""
+    """``kind`` is a key of ``LABELS``, ``screen`` the one that is shown; ``choice`` is the line
+    picked in the list of actions."""
 
     kind: str
+    screen: str
     text: str = ""
     choice: int = 0
 
@@ -53,7 +55,7 @@ class Prompt:
 
     def actions(self) -> list[Action]:
         """What the palette offers for the text so far."""
-        return matching(self.text) if self.kind == "palette" else []
+        return matching(self.text, self.screen) if self.kind == "palette" else []
 
     def picked(self) -> Action | None:
         offered = self.actions()

@@ -6,11 +6,14 @@ import time
 
 from dsprobe.recordings.session import Session
 from dsprobe.tui import units
-from dsprobe.tui.draw import Layout, lane_lines, table
 from dsprobe.tui.glyphs import Glyphs, choose
+from dsprobe.tui.grid import table
+from dsprobe.tui.lanes import TablesBody, ordered
 from dsprobe.tui.lines import text_of
+from dsprobe.tui.observer import Observer
 from dsprobe.tui.player import Player
-from dsprobe.tui.snapshot import Observer, Snapshot
+from dsprobe.tui.plot import Columns, lane_lines
+from dsprobe.tui.snapshot import Snapshot
 from dsprobe.tui.tables import TABLES
 
 
@@ -23,13 +26,13 @@ def once(session: Session, width: int = 100, glyphs: Glyphs | None = None) -> st
     glyphs = glyphs or choose()
     session.refresh()
     player = Player(time.monotonic_ns, *session.span(), growing=session.live, live=session.live)
-    layout = Layout.plain(max(width, 40))
-    player.resize(layout.plot)
+    columns = Columns.plain(max(width, 40))
+    player.resize(columns.plot)
     player.live()
-    return render(Observer(session, player).look(), glyphs, layout)
+    return render(Observer(session, player).look(), glyphs, columns)
 
 
-def render(snap: Snapshot, glyphs: Glyphs, layout: Layout) -> str:
+def render(snap: Snapshot, glyphs: Glyphs, columns: Columns) -> str:
     """``snap`` as lines of text, each ended by a newline."""
     facts = [
         snap.host,
@@ -44,12 +47,13 @@ def render(snap: Snapshot, glyphs: Glyphs, layout: Layout) -> str:
         lines.append("no data yet")
     lines.append("")
     last = f"last {units.span(snap.window.count * snap.window.width)}"
-    lines.append(f"{' lane':<{layout.title}}{'now':>8}  {'mean':>8} {'max':>8} {last}")
-    for lane in snap.lanes:
-        lines += [text_of(x) for x in lane_lines(lane, False, snap, glyphs, layout, 1)]
+    lines.append(f"{' lane':<{columns.title}}{'now':>8}  {'mean':>8} {'max':>8} {last}")
+    for lane in ordered(snap):
+        lines += [text_of(x) for x in lane_lines(lane, False, snap, glyphs, columns, 1)]
+    tables = snap.body.tables if isinstance(snap.body, TablesBody) else {}
     for name in TABLES:
-        shown = snap.tables[name]
+        shown = tables[name]
         rows = len(shown.rows[:10]) + 2 if shown.rows else 2
         lines.append("")
-        lines += [text_of(x) for x in table(shown, glyphs, layout.width, rows)]
+        lines += [text_of(x) for x in table(shown, glyphs, columns.width, rows)]
     return "".join(line.rstrip() + "\n" for line in lines)

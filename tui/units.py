@@ -65,6 +65,8 @@ def quantity(value: float, unit: str) -> str:
         return bound(value)
     if unit == "%":
         return digits(value) + "%"
+    if unit in ("B", "B/s"):
+        return size(value) + unit[1:]
     if unit == "CPUs":
         return digits(value) + "CPU"
     return si(value) + ("/s" if unit == "/s" else "")

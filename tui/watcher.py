@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from dsprobe.tui.snapshot import Observer, Snapshot
+from dsprobe.tui.observer import Observer
+from dsprobe.tui.snapshot import Snapshot
 
 
 class Watcher(threading.Thread):

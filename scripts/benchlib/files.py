@@ -23,8 +23,8 @@ from dsprobe.recordings.model import Rows
 from dsprobe.recordings.session import FOREVER
 from dsprobe.recordings.streams import SOFTIRQ_SLOW, TCP_RETRANSMIT
 from dsprobe.recordings.writer import Writer
+from dsprobe.tui.observer import Observer
 from dsprobe.tui.player import Player
-from dsprobe.tui.snapshot import Observer
 from tests.support.netns import pair
 
 T = TypeVar("T")

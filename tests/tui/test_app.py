@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from dsprobe.tui.app import prepare
-from dsprobe.tui.screen import Screen
+from dsprobe.tui.viewer import Viewer
 from tests.tui.scenario import BOOT, SECOND, TICK, recording
 
 
-def replay(at: str | None = None, speed: float | None = None) -> Screen:
+def replay(at: str | None = None, speed: float | None = None) -> Viewer:
     return prepare(recording(60), None, "start", speed, at, 0, lambda: 0)
 
 
@@ -29,7 +29,7 @@ def test_from_a_moment_it_is_paused_unless_a_speed_is_asked_for() -> None:
         snap = screen.observer.look()
         assert screen.player.position == BOOT + 30 * SECOND
         assert (snap.mode, snap.detail) == (mode, detail)
-        assert screen.ui.message == ""
+        assert screen.control.message == ""
 
 
 def test_a_paused_screen_shows_the_speed_that_was_chosen() -> None:
@@ -42,7 +42,7 @@ def test_a_paused_screen_shows_the_speed_that_was_chosen() -> None:
 def test_a_moment_that_is_not_held_is_not_passed_over_in_silence(at: str) -> None:
     screen = replay(at)
     assert screen.player.position in (screen.player.start, screen.player.end)
-    assert screen.ui.message == f"{at} is not held: went to the nearest moment that is"
+    assert screen.control.message == f"{at} is not held: went to the nearest moment that is"
 
 
 def test_what_is_no_time_is_refused() -> None:

@@ -12,13 +12,14 @@ from hypothesis import strategies as some
 
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.timeline import LADDER
-from dsprobe.tui.draw import Layout, Ui, draw, squeeze
-from dsprobe.tui.draw import table as draw_table
+from dsprobe.tui.draw import columns, draw
 from dsprobe.tui.glyphs import ASCII, BLOCKS, Glyphs
+from dsprobe.tui.lanes import LanesScreen, TablesBody
 from dsprobe.tui.lines import ROLES, cells, changed, fit, text_of
+from dsprobe.tui.observer import Observer
 from dsprobe.tui.pages import problems_page
 from dsprobe.tui.player import Player
-from dsprobe.tui.snapshot import Observer, Snapshot
+from dsprobe.tui.snapshot import Snapshot
 from dsprobe.tui.tables import TABLES
 from dsprobe.tui.text import once
 from tests.tui.golden import compare
@@ -29,10 +30,10 @@ SIZES = [(1, 1), (2, 2), (10, 3), (20, 5), (40, 10), (80, 24), (110, 30), (160, 
 
 
 def observe(
-    session: MemorySession, width: int, height: int, ui: Ui, at: int | None = None
+    session: MemorySession, width: int, height: int, ui: LanesScreen, at: int | None = None
 ) -> Snapshot:
     player = Player(lambda: 0, *session.span(), growing=session.live, live=session.live)
-    player.resize(Layout.of(width, height, ui.table).plot)
+    player.resize(columns(ui, width, height))
     if at is not None:
         player.jump(at)
     return Observer(session, player).look()
@@ -41,7 +42,7 @@ def observe(
 def screen(
     session: MemorySession, width: int, height: int, glyphs: Glyphs = BLOCKS, **kw: object
 ) -> list[str]:
-    ui = Ui(**kw)  # type: ignore[arg-type]
+    ui = LanesScreen(**kw)  # type: ignore[arg-type]
     snap = observe(session, width, height, ui)
     return [text_of(line) for line in draw(snap, ui, glyphs, width, height)]
 
@@ -137,11 +138,11 @@ def test_unknown_zero_and_something_look_different() -> None:
 
 def test_lanes_scroll_so_that_the_selected_one_is_seen() -> None:
     session, _ = live(20)
-    ui = Ui(table="", selected=999)
+    ui = LanesScreen(table="", selected=999)
     snap = observe(session, 80, 12, ui)
     lines = [text_of(x) for x in draw(snap, ui, BLOCKS, 80, 12)]
     assert lines[-2].startswith(">softirq RCU")
-    assert ui.selected == len(snap.lanes) - 1
+    assert ui.selected == len(ui.lanes(snap)) - 1
     ui.selected = 0
     assert text_of(draw(snap, ui, BLOCKS, 80, 12)[2]).startswith(">net_rx worst CPU")
 
@@ -159,7 +160,7 @@ def test_the_cursor_and_markers_are_on_the_axis() -> None:
     session = recording(60)
     session.append("marker", t=BOOT + 20 * SECOND, label="deploy")
     session.refresh()
-    ui = Ui(table="")
+    ui = LanesScreen(table="")
     snap = observe(session, 80, 24, ui, at=BOOT + 21 * SECOND)
     lines = draw(snap, ui, BLOCKS, 80, 24)
     assert "▼" in text_of(lines[1])
@@ -181,11 +182,13 @@ def test_live_and_replay_show_the_same_numbers_at_the_same_moment() -> None:
     at = player.position
     scenario.run(10)
     paused = observer.look()
-    replayed = observe(recording(60), 91, 24, Ui(table="cpus"), at)
+    replayed = observe(recording(60), 91, 24, LanesScreen(table="cpus"), at)
     for a, b in zip(paused.lanes, replayed.lanes, strict=True):
         assert a.now == pytest.approx(b.now, nan_ok=True), a.key
-    for name in TABLES:
-        assert paused.tables[name] == replayed.tables[name]
+    assert isinstance(paused.body, TablesBody)
+    assert isinstance(replayed.body, TablesBody)
+    assert set(paused.body.tables) == set(TABLES)
+    assert paused.body.tables.items() >= replayed.body.tables.items()
     assert paused.time == replayed.time
 
 
@@ -273,7 +276,7 @@ def test_once_is_plain_text_of_the_same_numbers() -> None:
     text = once(session, 100, BLOCKS)
     assert "\x1b" not in text
     assert max(len(line) for line in text.splitlines()) <= 100
-    snap = observe(session, 100, 24, Ui())
+    snap = observe(session, 100, 24, LanesScreen())
     assert f"{snap.lanes[0].now:.1f}%" in text
     assert "10.0.0.1:40000" in text
     assert once(session, 100, ASCII).isascii()
@@ -295,10 +298,10 @@ def test_the_screen_looks_as_it_did(width: int, height: int) -> None:
 def test_no_size_zoom_or_place_breaks_it(
     width: int, height: int, zoom: int, second: int, table: str
 ) -> None:
-    ui = Ui(table=table, selected=second)
+    ui = LanesScreen(table=table, selected=second)
     player = Player(lambda: 0, *SESSION.span(), growing=False, live=False)
     player.zoom = zoom
-    player.resize(Layout.of(width, height, table).plot)
+    player.resize(columns(ui, width, height))
     player.jump(BOOT + second * SECOND)
     lines = draw(Observer(SESSION, player).look(), ui, BLOCKS, width, height)
     assert [len(text_of(line)) for line in lines] == [width] * height
@@ -325,15 +328,9 @@ def test_exactly_the_cells_that_differ_are_written(
     assert len(joined) <= len(changed(a, b, gap=0))
 
 
-def test_squeezing_takes_from_the_widest() -> None:
-    assert squeeze([10, 3, 3], 12) == [6, 3, 3]
-    assert sum(squeeze([5, 5], 3)) == 3
-    assert squeeze([1, 1], 0) == [0, 0]
-
-
 def test_a_screen_at_rest_writes_nothing() -> None:
     session = recording(60)
-    ui = Ui()
+    ui = LanesScreen()
     snap = observe(session, 80, 24, ui, at=BOOT + 30 * SECOND)
     first = draw(snap, ui, BLOCKS, 80, 24)
     again = draw(replace(snap), ui, BLOCKS, 80, 24)
@@ -346,97 +343,13 @@ def test_goldens_are_all_in_use() -> None:
     assert {name for name in here if name.endswith(".txt")} == wanted
 
 
-def test_rows_that_come_late_reach_a_table_that_is_paused() -> None:
-    session, scenario = live(20)
-    player = Player(lambda: 0, *session.span(), growing=True, live=True)
-    observer = Observer(session, player)
-    observer.look()
-    player.pause()
-    assert observer.look().tables["cpus"].rows[0][0] == "1"
-    session.append("softirq.cpu", t=scenario.now, dt=9 * SECOND, cpu=3, vec=3, count=1,
-                   busy=9 * SECOND)  # fmt: skip
-    scenario.run(1)
-    assert observer.look().tables["cpus"].rows[0][0] == "3"
-
-
-def tables_of(session: MemorySession, at: int | None = None) -> dict[str, str]:
-    return {n: t.empty if not t.rows else "" for n, t in
-            observe(session, 160, 50, Ui(), at).tables.items()}  # fmt: skip
-
-
-def test_an_empty_table_says_nothing_happened_only_where_all_was_seen() -> None:
-    quiet = MemorySession(live=False)
-    quiet.append("meta.coverage", t=BOOT, probe=["softirq", "tcp"], program="", status=0)
-    quiet.append("cpu.load", t=BOOT + np.arange(90) * SECOND, dt=SECOND)
-    quiet.refresh()
-    assert tables_of(quiet, BOOT + 80 * SECOND) == {
-        "cpus": "no net_rx softirq ran",
-        "flows": "nothing was sent again",
-        "vectors": "no softirq ran",
-        "slow": "none took 1ms or longer",
-    }
-    at_the_start = tables_of(quiet, BOOT)
-    assert set(at_the_start.values()) == {"not known here"}
-    assert set(tables_of(MemorySession(live=False)).values()) == {"not known here"}
-    nobody = MemorySession(live=False)
-    nobody.append("cpu.load", t=BOOT + np.arange(90) * SECOND, dt=SECOND)
-    nobody.refresh()
-    assert set(tables_of(nobody, BOOT + 80 * SECOND).values()) == {"not known here"}
-
-
-def test_a_table_says_why_it_has_nothing() -> None:
-    session = MemorySession(live=False)
-    off, missing = st.STATUSES.index("off"), st.STATUSES.index("missing")
-    session.append("meta.coverage", t=BOOT, probe=["softirq", "tcp"], program="",
-                   status=[off, missing], reason=["not asked for", "no tracepoint"])  # fmt: skip
-    session.append("cpu.load", t=BOOT + np.arange(90) * SECOND, dt=SECOND)
-    session.refresh()
-    found = tables_of(session, BOOT + 80 * SECOND)
-    assert found["cpus"] == found["vectors"] == found["slow"] == "off: not asked for"
-    assert found["flows"] == "missing: no tracepoint"
-    assert "off: not asked for" in "\n".join(screen(session, 160, 50))
-    part = recording(60)
-    part.append("meta.coverage", t=BOOT + 50 * SECOND, probe="tcp", program="", status=missing,
-                reason="taken off")  # fmt: skip
-    part.append("meta.coverage", t=BOOT + 55 * SECOND, probe="tcp", program="", status=0)
-    part.refresh()
-    part._frames.pop("tcp.retransmit")
-    assert tables_of(part, BOOT + 59 * SECOND)["flows"] == "not known here"
-
-
-def test_a_narrow_table_of_flows_keeps_what_was_sent_and_where() -> None:
-    session, _ = live(60)
-    table = observe(session, 160, 50, Ui()).tables["flows"]
-    seen = {}
-    for width in (120, 62, 50, 44, 30):
-        title, names, *_ = (text_of(x) for x in draw_table(table, BLOCKS, width, 5))
-        seen[width] = names.split()
-        assert ("~" in title) == (len(seen[width]) < 6), "what is left out is marked"
-    assert seen[120] == ["segs", "calls", "from", "to", "what", "netns"]
-    assert seen[50] == ["segs", "from", "to", "what", "netns"]
-    assert seen[30][0] == "segs"
-    rows = [text_of(x) for x in draw_table(table, BLOCKS, 47, 5)]
-    assert "data/fast" in rows[2]
-    assert "10.0.0.1 " in rows[2], "the local port goes before what says more"
-
-
-def test_the_slowest_softirqs_have_their_task_and_time() -> None:
-    session, _ = live(60)
-    session.append("softirq.slow", t=BOOT + 55 * SECOND + 123_000_000, duration=7_000_000, cpu=2,
-                   vec=1, kind=1, pid=0, tid=0, comm=b"swapper/2")  # fmt: skip
-    session.refresh()
-    table = observe(session, 160, 50, Ui()).tables["slow"]
-    assert table.rows[0] == ("7.00ms", "wait", "2", "TIMER", "14:00:55.123", "idle")
-    assert table.rows[1][5] == "python3:78"
-
-
 def test_a_marker_makes_no_other_time_of_a_label() -> None:
     session = recording(60)
     for at in range(20, 24):
         session.append("marker", t=BOOT + at * SECOND, label="x")
     session.refresh()
-    snap = observe(session, 80, 24, Ui(table=""), at=BOOT + 30 * SECOND)
-    axis = text_of(draw(snap, Ui(table=""), BLOCKS, 80, 24)[1])
+    snap = observe(session, 80, 24, LanesScreen(table=""), at=BOOT + 30 * SECOND)
+    axis = text_of(draw(snap, LanesScreen(table=""), BLOCKS, 80, 24)[1])
     assert axis.count("▼") == 4
     labels = {text for _, text in snap.ticks}
     for word in axis.replace("│", " ").replace("▼", " ▼ ").split()[2:]:
@@ -459,7 +372,7 @@ def storm(seconds: float) -> MemorySession:
 
 
 def test_only_the_lanes_of_a_program_that_is_shed_are_marked() -> None:
-    snap = observe(storm(8), 160, 50, Ui())
+    snap = observe(storm(8), 160, 50, LanesScreen())
     marked = {lane.key for lane in snap.lanes if lane.status == "shed"}
     assert marked == {"softirq.wait"}
     assert {lane.key for lane in snap.lanes if "shed" in lane.flags} == {"softirq.wait"}
@@ -475,7 +388,7 @@ def test_what_concerns_many_lanes_is_said_once() -> None:
     session.append("meta.coverage", t=scenario.now, probe="softirq", program="", status=1,
                    reason="needs root")  # fmt: skip
     session.refresh()
-    snap = observe(session, 160, 50, Ui())
+    snap = observe(session, 160, 50, LanesScreen())
     page = "\n".join(text_of(x) for x in problems_page(snap, BLOCKS, 60))
     assert page.count("needs root") == 1
     assert "softirq RCU" in page

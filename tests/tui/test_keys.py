@@ -4,77 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
-from textual.pilot import Pilot
 
 from dsprobe.recordings.timeline import LADDER
 from dsprobe.tui.actions import ACTIONS
-from dsprobe.tui.draw import Layout
-from dsprobe.tui.glyphs import ASCII, BLOCKS, Glyphs
-from dsprobe.tui.lines import text_of
-from dsprobe.tui.player import DEFAULT_WIDTH, Player
-from dsprobe.tui.screen import Screen
-from dsprobe.tui.snapshot import Observer
+from dsprobe.tui.draw import columns
+from dsprobe.tui.glyphs import ASCII
+from dsprobe.tui.player import DEFAULT_WIDTH
 from tests.tui.golden import compare
-from tests.tui.memory import MemorySession
+from tests.tui.rig import Rig, drive
 from tests.tui.scenario import BOOT, SECOND, live, recording
 
 pytestmark = pytest.mark.asyncio
-
-
-class Rig:
-    """A screen, its pilot and the hand-set clock."""
-
-    def __init__(self, session: MemorySession, glyphs: Glyphs = BLOCKS,
-                 save: Callable[[str], str] | None = None) -> None:  # fmt: skip
-        self.session = session
-        self.now = 0
-        self.player = Player(
-            lambda: self.now, *session.span(), growing=session.live, live=session.live
-        )
-        self.app = Screen(Observer(session, self.player), save, glyphs, hz=0)
-        self.pilot: Pilot[None]
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Let the app work until ``condition`` holds."""
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline, "it never came to that"
-            await self.pilot.pause()
-
-    async def settle(self) -> None:
-        """A snapshot of everything so far has been shown."""
-        await self.pilot.pause()
-        shown = self.app.shown
-        self.app.request()
-        await self.until(lambda: self.app.shown > shown and not self.app.watcher.waiting())
-
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.settle()
-
-    async def type(self, text: str) -> None:
-        await self.pilot.press(*("space" if c == " " else c for c in text))
-
-    @property
-    def lines(self) -> list[str]:
-        return [text_of(line) for line in self.app._canvas.lines]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-
-async def drive(
-    rig: Rig, script: Callable[[Rig], Awaitable[None]], size: tuple[int, int] = (80, 24)
-) -> Rig:
-    async with rig.app.run_test(size=size) as pilot:
-        rig.pilot = pilot
-        await rig.settle()
-        await script(rig)
-    return rig
 
 
 async def test_the_keys_that_move_the_playhead_do_so_live_and_in_replay() -> None:
@@ -272,7 +214,7 @@ async def test_the_palette_runs_what_is_picked() -> None:
         await rig.press("enter")
         assert "1s/col" in rig.lines[0]
         await rig.press("ctrl+p", "escape")
-        assert rig.app.prompt is None
+        assert rig.app.control.prompt is None
         await rig.press(":")
         await rig.type("nothing at all")
         await rig.press("enter")
@@ -365,7 +307,7 @@ async def test_a_source_that_hangs_leaves_the_keys_alive() -> None:
         assert "stalled for 1m40s: no answer from /run/" in rig.lines[0]
         await rig.pilot.press("j", "?")
         await rig.pilot.pause()
-        assert rig.app.page == "help"
+        assert rig.app.control.page == "help"
         await rig.pilot.press("q", "q")
         await rig.until(lambda: not rig.app.is_running)
 
@@ -423,9 +365,9 @@ async def test_every_action_can_be_carried_out() -> None:
         for action in ACTIONS:
             if action.id in ("quit", "suspend"):
                 continue
-            rig.app.do(action)
+            rig.app.control.do(action)
             await rig.settle()
-            rig.app.prompt, rig.app.page = None, ""
+            rig.app.control.prompt, rig.app.control.page = None, ""
             assert rig.app.failure is None
 
     session, _ = live(30)
@@ -438,10 +380,10 @@ async def test_the_terminal_may_change_its_size_at_any_time() -> None:
             await rig.pilot.resize_terminal(width, height)
             await rig.settle()
             assert [len(line) for line in rig.lines] == [width] * height
-            layout = Layout.of(width, height, rig.app.ui.table)
-            assert rig.player.columns == layout.plot
-            assert rig.app.snapshot is not None
-            assert rig.app.snapshot.window.count == layout.plot
+            wanted = columns(rig.app.control.screen, width, height)
+            assert rig.player.columns == wanted
+            assert rig.app.control.snapshot is not None
+            assert rig.app.control.snapshot.window.count == wanted
         assert "net_rx worst CPU" in rig.text
 
     session, _ = live(30)
