@@ -50,6 +50,15 @@ def fit(stream: Stream, rows: Rows) -> Rows:
     return out
 
 
+def fits(stream: Stream, rows: Rows) -> bool:
+    """Whether ``rows`` have all fields of ``stream``, in their types: a file may declare anything,
+    and one of an older version lacks the newest fields."""
+    return all(
+        name in (rows.dtype.names or ()) and rows.dtype[name] == stream.dtype[name]
+        for name in stream.by_name
+    )
+
+
 def memory(stream: Stream, rows: Rows) -> int:
     """Bytes that ``rows`` take, texts included."""
     size = int(rows.nbytes)

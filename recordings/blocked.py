@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings.lane import quantile
+from dsprobe.recordings.references import by_keys, last_of
+from dsprobe.recordings.samples import ending
 from dsprobe.recordings.session import Session
+from dsprobe.recordings.tables import word
+
+RECENT = 1_500_000_000
+"""cuda.open has a row for each such call once a second."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +70,51 @@ class OpenCall:
 
 def calls(session: Session, start: int, end: int) -> tuple[CallRow, ...]:
     """Calls of each function within (start, end], the longest in sum first."""
-    raise NotImplementedError
+    rows = ending(session, cuda.CUDA_CALLS, start, end)
+    if not len(rows):
+        return ()
+    begins, rows = by_keys(rows, "process", "function", "kind", "copy")
+    sums = {n: np.add.reduceat(rows[n], begins) for n in ("count", "failed", "busy", "bytes")}
+    hist = np.add.reduceat(rows["hist"], begins, axis=0, dtype=np.uint64)
+    p50, p99 = quantile(hist, 0.5), quantile(hist, 0.99)
+    found = [
+        CallRow(
+            int(row["process"]), int(row["function"]), word(cuda.CALL_KINDS, int(row["kind"])),
+            word(cuda.COPIES, int(row["copy"])), int(sums["count"][i]), int(sums["failed"][i]),
+            int(sums["busy"][i]), int(sums["busy"][i]) / max(end - start, 1), float(p50[i]),
+            float(p99[i]), int(sums["bytes"][i]),
+        )
+        for i, row in enumerate(rows[begins])
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda r: (-r.busy, -r.count, r.process, r.function)))
 
 
 def slowest_calls(session: Session, start: int, end: int, limit: int) -> tuple[SlowCall, ...]:
-    """The longest single calls that returned within [start, end), longest first."""
-    raise NotImplementedError
+    """The longest single calls that returned within (start, end], longest first."""
+    rows = ending(session, cuda.CUDA_CALL, start, end)
+    order = np.lexsort((-rows["t"].astype(float), -rows["duration"].astype(float)))[:limit]
+    return tuple(
+        SlowCall(
+            int(r["t"]), int(r["duration"]), int(r["process"]), int(r["thread"]), int(r["stack"]),
+            int(r["function"]), word(cuda.CALL_KINDS, int(r["kind"])),
+            word(cuda.COPIES, int(r["copy"])), int(r["result"]), int(r["stream"]), int(r["bytes"]),
+        )
+        for r in rows[order]
+    )  # fmt: skip
 
 
 def open_calls(session: Session, t: int) -> tuple[OpenCall, ...]:
-    """Calls that had not returned at ``t``, the longest first, as far as the last two seconds
-    tell."""
-    raise NotImplementedError
+    """Calls that had not returned at ``t``, the longest first, as far as the last second and a
+    half tell."""
+    rows = last_of(ending(session, cuda.CUDA_OPEN, t - RECENT, t), "process", "thread")
+    returned = ending(session, cuda.CUDA_CALL, t - RECENT, t)
+    columns = (returned[name].tolist() for name in ("process", "thread", "t"))
+    last = {(process, thread): at for process, thread, at in zip(*columns, strict=True)}
+    found = [
+        OpenCall(*who, int(r["function"]), int(r["since"]), t - int(r["since"]))
+        for r in rows
+        for who in ((int(r["process"]), int(r["thread"])),)
+        # A thread that returned from a call since is not in the one of this row any more.
+        if r["since"] <= r["t"] and last.get(who, -1) < int(r["t"])
+    ]
+    return tuple(sorted(found, key=lambda c: (-c.duration, c.process, c.thread)))

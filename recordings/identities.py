@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import streams as st
+from dsprobe.recordings.assemble import fits
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.references import last_of_ids
 from dsprobe.recordings.session import FOREVER, Session
@@ -87,15 +88,6 @@ class Rereader:
         if len(rows):
             self._last = max(self._last, int(rows["t"][-1]))
         return rows if fits(self._stream, rows) else self._stream.empty()
-
-
-def fits(stream: Stream, rows: Rows) -> bool:
-    """Whether ``rows`` have all fields of ``stream``, in their types: a file may declare anything,
-    and one of an older version lacks the newest fields."""
-    return all(
-        name in (rows.dtype.names or ()) and rows.dtype[name] == stream.dtype[name]
-        for name in stream.by_name
-    )
 
 
 class Identities:

@@ -6,13 +6,21 @@ every stack that holds memory has a row at least every ten seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings.model import Rows
+from dsprobe.recordings.references import last_of
+from dsprobe.recordings.samples import ending
 from dsprobe.recordings.session import Session
 from dsprobe.recordings.stacks import Frame, Stacks
+from dsprobe.recordings.tables import word
 
 SECOND = 10**9
+MINUTE = 60 * SECOND
 STATE = 12 * SECOND
 
 
@@ -71,8 +79,8 @@ class AgeMemory:
 class Memory:
     """Memory at moment ``t`` and how it changed since ``since``; largest first.
 
-    ``whole`` is False where the session holds too little before ``t`` (or before ``since``) to
-    know of every stack.
+    ``unexplained`` are bytes live that are of none of ``stacks``: the kernel's table of stacks was
+    full, or the session begins less than ten seconds before ``t``.
     """
 
     t: int
@@ -80,7 +88,17 @@ class Memory:
     kinds: tuple[KindMemory, ...]
     stacks: tuple[StackMemory, ...]
     ages: tuple[AgeMemory, ...]
-    whole: bool
+    unexplained: int
+
+    @property
+    def live(self) -> int:
+        """Bytes live on devices."""
+        return sum(k.live for k in self.kinds if k.device)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the stacks tell of nearly all that is live."""
+        return self.unexplained <= sum(k.live for k in self.kinds) / 100
 
 
 @dataclass(frozen=True)
@@ -114,11 +132,141 @@ ORDERS: dict[str, Callable[[StackMemory | MemoryNode], float]] = {
 
 def memory_at(session: Session, t: int, since: int | None = None) -> Memory:
     """Memory at ``t``, and how it changed since ``since`` (default: a minute before)."""
-    raise NotImplementedError
+    since = max(t - MINUTE, 0) if since is None else max(min(since, t), 0)
+    then, now = _State(session, since), _State(session, t)
+    kinds = _kinds(session, then, now)
+    stacks = _stacks(then, now)
+    explained = sum(s.live for s in stacks)
+    return Memory(
+        t, since, kinds, stacks, _ages(session, now),
+        max(sum(k.live for k in kinds) - explained, 0),
+    )  # fmt: skip
+
+
+class _State:
+    """The last rows of gpu.memory and gpu.stack before ``t``, by process and kind, and stack."""
+
+    def __init__(self, session: Session, t: int) -> None:
+        self.t = t
+        rows = ending(session, cuda.GPU_MEMORY, t - STATE, t)
+        self.kinds = {_key(r, "process", "kind"): r for r in last_of(rows, "process", "kind")}
+        rows = ending(session, cuda.GPU_STACK, t - STATE, t)
+        self.stacks = {
+            _key(r, "process", "stack", "kind"): r
+            for r in last_of(rows, "process", "stack", "kind")
+            if not self.emptied(r)
+        }
+
+    def emptied(self, row: Rows) -> bool:
+        """Whether a later row says that the process holds nothing of that kind any more: when it
+        ends, its stacks get no rows."""
+        whole = self.kinds.get(_key(row, "process", "kind"))
+        return whole is not None and not whole["live"] and bool(whole["t"] >= row["t"])
+
+
+def _key(row: Rows, *names: str) -> tuple[int, ...]:
+    return tuple(int(row[name]) for name in names)
+
+
+_COUNTS = ("allocs", "frees", "failed", "unknown", "shed")
+
+
+def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...]:
+    rows = ending(session, cuda.GPU_MEMORY, then.t, now.t)
+    counts: dict[tuple[int, ...], list[int]] = {}
+    if len(rows):
+        key = rows["process"].astype(np.int64) << 8 | rows["kind"]
+        order = np.argsort(key, kind="stable")
+        values, begins = np.unique(key[order], return_index=True)
+        sums = [np.add.reduceat(rows[name][order], begins).tolist() for name in _COUNTS]
+        for i, value in enumerate(values.tolist()):
+            counts[value >> 8, value & 255] = [column[i] for column in sums]
+    found = []
+    for key in {*counts, *now.kinds}:
+        live, blocks = _amount(now.kinds.get(key))
+        before, _ = _amount(then.kinds.get(key))
+        found.append(
+            KindMemory(
+                key[0], word(cuda.MEMORY_KINDS, key[1]), key[1] < len(cuda.ON_DEVICE), live, blocks,
+                live - before, *counts.get(key, [0] * len(_COUNTS)),
+            )
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda k: (-k.live, k.process, k.kind)))
+
+
+def _stacks(then: _State, now: _State) -> tuple[StackMemory, ...]:
+    found = []
+    for key in {*now.stacks, *then.stacks}:
+        row = now.stacks.get(key)
+        (live, blocks), (before, blocks_before) = _amount(row), _amount(then.stacks.get(key))
+        if live or before:
+            born = int(row["born"]) if row is not None and live else 0
+            found.append(
+                StackMemory(
+                    key[0], key[1], word(cuda.MEMORY_KINDS, key[2]), live, blocks, live - before,
+                    blocks - blocks_before, max(now.t - born, 0) if born else 0,
+                )
+            )  # fmt: skip
+    return tuple(sorted(found, key=lambda s: (-s.live, s.process, s.stack, s.kind)))
+
+
+def _amount(row: Rows | None) -> tuple[int, int]:
+    return (0, 0) if row is None else (int(row["live"]), int(row["blocks"]))
+
+
+def _ages(session: Session, now: _State) -> tuple[AgeMemory, ...]:
+    rows = ending(session, cuda.GPU_AGE, now.t - STATE, now.t)
+    newest = {_key(r, "process", "kind"): int(r["t"]) for r in last_of(rows, "process", "kind")}
+    return tuple(
+        AgeMemory(
+            int(r["process"]), word(cuda.MEMORY_KINDS, int(r["kind"])),
+            1 << int(r["age"]) if r["age"] else 0, 2 << int(r["age"]),
+            int(r["live"]), int(r["blocks"]),
+        )
+        for r in rows
+        if r["t"] == newest[_key(r, "process", "kind")] and not now.emptied(r)
+    )  # fmt: skip
+
+
+@dataclass
+class _Branch:
+    frame: Frame
+    path: tuple[int, ...]
+    amounts: list[int]
+    stacks: set[int]
+    children: dict[Frame, _Branch]
 
 
 def tree(
     rows: Sequence[StackMemory], stacks: Stacks, order: str = "live"
 ) -> tuple[MemoryNode, ...]:
     """The stacks of ``rows`` as trees, siblings sorted by ``order``, a key of :data:`ORDERS`."""
-    raise NotImplementedError
+    roots: dict[Frame, _Branch] = {}
+    all: list[_Branch] = []  # each after its parent
+    for row in rows:
+        amounts = (row.live, row.blocks, row.grown, row.grown_blocks, row.age * row.blocks)
+        level = roots
+        above: tuple[int, ...] = ()
+        for frame in reversed(stacks.frames(row.stack)):
+            if frame not in level:
+                path = (*above, frame.id)
+                level[frame] = _Branch(frame, path, [0] * len(amounts), set(), {})
+                all.append(level[frame])
+            branch = level[frame]
+            above = branch.path
+            branch.amounts = [a + b for a, b in zip(branch.amounts, amounts, strict=True)]
+            level = branch.children
+        branch.stacks.add(row.stack)
+    made: dict[int, MemoryNode] = {}
+    for branch in reversed(all):
+        live, blocks, grown, grown_blocks, ages = branch.amounts
+        made[id(branch)] = MemoryNode(
+            branch.frame, branch.path, live, blocks, grown, grown_blocks,
+            ages // blocks if blocks else 0, tuple(sorted(branch.stacks)),
+            _sorted((made[id(b)] for b in branch.children.values()), order),
+        )  # fmt: skip
+    return _sorted((made[id(b)] for b in roots.values()), order)
+
+
+def _sorted(nodes: Iterable[MemoryNode], order: str) -> tuple[MemoryNode, ...]:
+    return tuple(sorted(nodes, key=ORDERS[order], reverse=True))

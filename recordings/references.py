@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.model import Rows, Stream
@@ -61,17 +62,32 @@ def last_of_ids(stream: Stream, rows: Rows) -> Rows:
 
     A stack has a row for each frame: of one, the last row of each depth.
     """
-    keys = [rows["id"]]
-    if "depth" in stream.by_name:
-        keys.append(rows["depth"])
-    order = np.lexsort(keys)  # stable: later rows of a key come later
-    sorted_keys = [key[order] for key in keys]
-    new = np.zeros(len(rows), bool)
-    for key in sorted_keys:
-        new[1:] |= key[1:] != key[:-1]
-    last = np.append(new[1:], True) if len(rows) else new
+    keys = ("id", "depth") if "depth" in stream.by_name else ("id",)
+    return last_of(rows, *keys)
+
+
+def last_of(rows: Rows, *keys: str) -> Rows:
+    """The last row of each combination of the numbers ``keys`` in ``rows``, in order."""
+    order = np.lexsort([rows[key] for key in keys])  # stable: later rows of a key come later
+    last = np.ones(len(rows), bool)
+    last[:-1] = False
+    for key in keys:
+        values = rows[key][order]
+        last[:-1] |= values[1:] != values[:-1]
     held: Rows = rows[np.sort(order[last])]
     return held
+
+
+def by_keys(rows: Rows, *keys: str) -> tuple[npt.NDArray[np.intp], Rows]:
+    """Where each combination of the numbers ``keys`` begins, and ``rows`` sorted by them, else in
+    the order they had."""
+    order = np.lexsort([rows[key] for key in keys])  # stable: later rows of a key come later
+    held: Rows = rows[order]
+    new = np.zeros(len(rows), bool)
+    new[:1] = True
+    for key in keys:
+        new[1:] |= held[key][1:] != held[key][:-1]
+    return np.flatnonzero(new), held
 
 
 def last_states(rows: Rows, keys: Iterable[str]) -> Rows:

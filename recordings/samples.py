@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dsprobe.recordings.assemble import fits
 from dsprobe.recordings.lane import Edges, spread
 from dsprobe.recordings.model import Rows, Stream
-from dsprobe.recordings.session import FOREVER
+from dsprobe.recordings.session import FOREVER, Session
 
 
 def is_sampled(stream: Stream) -> bool:
@@ -28,3 +29,9 @@ def earliest(rows: Rows, late: int) -> int:
     after = dt > late
     # What was asked for before such a stall may have been given after it, too.
     return max(int((t - dt)[after].min()) - 1_000_000_000, 0) if after.any() else FOREVER
+
+
+def ending(session: Session, stream: Stream, after: int, until: int) -> Rows:
+    """Rows that end in (after, until]; none where they lack fields they need."""
+    rows = session.read(stream.name, max(after, -1) + 1, until + 1)
+    return rows if fits(stream, rows) else stream.empty()

@@ -20,7 +20,8 @@ class Frame:
 
     Of a Python frame ``function`` is its qualified name, with ``file`` and ``line``; of a native
     one the demangled symbol or nothing, with ``module``, ``offset`` in it and its ``build_id``; of
-    a status a sentence on what is missing there.
+    a status a sentence on what is missing there; ``id`` is not above 0 where the session does not
+    say even that.
     """
 
     id: int
@@ -74,7 +75,7 @@ class Stacks:
             return (Frame(0, "status", "no stack was taken"),)
         held = self._stacks.get(id)
         if not held:
-            return (Frame(0, "status", f"stack {id} is not explained in this session"),)
+            return (Frame(-id, "status", f"stack {id} is not explained in this session"),)
         return tuple(self._frames.get(f) or Frame(f, "status", "frame unknown")
                      for _, f in sorted(held.items()))  # fmt: skip
 

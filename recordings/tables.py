@@ -137,9 +137,9 @@ def slowest(session: Session, start: int, end: int, limit: int) -> tuple[SlowRow
         SlowRow(
             int(r["t"]),
             int(r["duration"]),
-            _word(st.SLOW_KINDS, int(r["kind"])),
+            word(st.SLOW_KINDS, int(r["kind"])),
             int(r["cpu"]),
-            _word(st.VECTORS, int(r["vec"])),
+            word(st.VECTORS, int(r["vec"])),
             f"{bytes(r['comm']).decode(errors='replace')}:{r['tid']}" if r["tid"] else "idle",
         )
         for r in rows[order]
@@ -189,13 +189,14 @@ def _causes(rows: Rows) -> tuple[str, ...]:
     values, counts = np.unique(code, return_counts=True)
     words = []
     for value in values[np.argsort(-counts, kind="stable")]:
-        kind = _word(st.RETRANSMIT_KINDS, int(value) >> 8)
-        cause = _word(st.RETRANSMIT_CAUSES, int(value) & 255)
+        kind = word(st.RETRANSMIT_KINDS, int(value) >> 8)
+        cause = word(st.RETRANSMIT_CAUSES, int(value) & 255)
         words.append(kind if cause == "unknown" else f"{kind}/{cause}")
     return tuple(words)
 
 
-def _word(words: tuple[str, ...], i: int) -> str:
+def word(words: tuple[str, ...], i: int) -> str:
+    """Word ``i`` of an enumeration, ``?i`` where it has none."""
     return words[i] if i < len(words) else f"?{i}"
 
 
