@@ -20,6 +20,17 @@ enum cuda_class {
 	CLASS_NONE, CLASS_LAUNCH, CLASS_CALL, CLASS_ALLOC, CLASS_FREE, CLASS_CONTEXT, CLASS_NAME,
 };
 
+/* probes/functions.py says what each means. */
+enum cuda_form {
+	FORM_PLAIN,
+	FORM_KERNEL, FORM_CONFIG, FORM_MULTI, FORM_GRAPH, FORM_OLD,
+	FORM_BOX2, FORM_BOX3, FORM_BATCH, FORM_BATCH3,
+	FORM_PITCH, FORM_RETAIN, FORM_IMPORT,
+	FORM_CREATE, FORM_DESTROY, FORM_PRIMARY_RETAIN, FORM_PRIMARY_RELEASE, FORM_PRIMARY_RESET,
+	FORM_SET, FORM_PUSH, FORM_POP,
+	FORM_NAMED, FORM_ALIAS, FORM_TOLD,
+};
+
 enum cuda_flag {
 	FLAG_PER_THREAD = 1, /* suffix _ptsz or _ptds: stream 0 is the thread's own */
 	FLAG_ENTRY_ONLY = 2, /* no probe on the return: count, and leave nothing open */
@@ -34,10 +45,11 @@ struct function {
 	u32 name;             /* meta.string id of the symbol */
 	u32 flags;
 	u16 slot;             /* number of the symbol, the same for all libraries; < CUDA_SLOTS */
-	u8 cls, kind, copy;   /* enum cuda_class, CALL_KINDS, COPIES */
-	u8 op;                /* memory kind, or form of a launch, copy or name */
-	u8 out, bytes, times; /* 1-based arguments, 0: none; size is bytes * times << shift */
-	u8 shift, stream, extra;
+	u8 cls, form;         /* enum cuda_class, enum cuda_form */
+	u8 kind, copy, memory; /* CALL_KINDS, COPIES, MEMORY_KINDS */
+	u8 out, address;      /* arguments from 1, 0 for none: points to an address or handle; is one */
+	u8 bytes, times, shift; /* size is bytes * times << shift, the first two being arguments */
+	u8 stream, pad[5];
 };
 
 struct call {
