@@ -1,12 +1,11 @@
-"""Compile and load BPF programs with bcc, in a process of its own.
+"""Compile BPF programs with bcc, in a process of its own.
 
-``python -m dsprobe.probes.compiler FD`` reads one job (JSON) from the socket FD, compiles all units
-as one module (maps are shared, one clang run), loads each program, and sends the descriptors of
-programs and maps back.  Then it ends, and LLVM's 100 MB with it.  A unit that does not compile, or
-a program that the verifier refuses, is reported with its reason and the rest goes on.
+``python -m dsprobe.probes.compiler`` reads one job (JSON) from standard input, compiles all units
+as one module (maps are shared, one clang run), and writes the module to standard output.  Then it
+ends, and LLVM's 100 MB with it.  A unit that does not compile is reported with its reason and the
+rest goes on.
 
-Importing this module does not import bcc: the parent uses :func:`send_job` and
-:func:`receive_result`.
+Importing this module does not import bcc: the parent uses :class:`Compiler`.
 """
 
 from __future__ import annotations
@@ -14,82 +13,72 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
-import socket
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+from dsprobe.probes import syscalls
+from dsprobe.probes.module import MapDefinition, Module, reason, renumbered
+
 HERE = Path(__file__).resolve().parent
-_FDS_PER_MESSAGE = 100
-_MESSAGE = 1 << 20
+COMPILE_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
-# bcc's names of the program types (BPF.RAW_TRACEPOINT ...) for each kind of attachment.
-_TYPES = {"raw_tracepoint": "RAW_TRACEPOINT", "cpu_clock": "PERF_EVENT"}
 
+class Compiler:
+    """One such process.  :meth:`cancel` may be called from another thread."""
 
-def send_job(sock: socket.socket, job: dict[str, Any]) -> None:
-    """``common`` (C text), ``cflags``, ``units``: [{probe, text, programs: [[name, kind]]}]."""
-    sock.sendall(json.dumps(job).encode())
-    sock.shutdown(socket.SHUT_WR)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self.child: subprocess.Popen[bytes] | None = None
 
+    def compile(self, job: dict[str, Any]) -> Module:
+        """``job``: ``common`` (C text), ``cflags``, ``units``: [{name, text, functions}].
 
-def receive_result(sock: socket.socket) -> dict[str, Any]:
-    """The compiler's answer, with ``fd`` in place in each program and map.
+        Raises OSError or ValueError, which say how it ended, where it ends without a module.
+        """
+        with self._lock:
+            if self._cancelled:
+                raise OSError("told to end")
+            isolated = ["-I"] if sys.flags.isolated else []
+            self.child = child = subprocess.Popen(
+                [sys.executable, *isolated, "-m", "dsprobe.probes.compiler"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",  # -m puts the working directory, which may be anybody's, in front
+            )
+        try:
+            answer, _ = child.communicate(json.dumps(job).encode(), COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"it took longer than {COMPILE_SECONDS:g} s") from None
+        finally:
+            child.kill()
+            child.communicate()
+        code = child.returncode
+        if code:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            raise OSError(f"the compiler {how}")
+        return Module.unpack(answer)
 
-    ``errors`` {probe: reason}, ``programs`` {name: {fd} or {error}}, ``maps`` {name: {fd, key_size,
-    leaf_size, entries}}.  Raises OSError or EOFError when the compiler ends without one.
-    """
-    fds: list[int] = []
-    try:
-        return _receive(sock, fds)
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        raise
-
-
-def _receive(sock: socket.socket, fds: list[int]) -> dict[str, Any]:
-    """Appends to ``fds`` what comes, whatever happens then."""
-    while True:
-        data, more, _, _ = socket.recv_fds(sock, _MESSAGE, _FDS_PER_MESSAGE)
-        fds += more
-        for fd in more:
-            os.set_inheritable(fd, False)
-        if not data:
-            raise EOFError("the compiler ended without an answer")
-        if data != b"+":
-            break
-    while not data.endswith(b"\n"):
-        rest = sock.recv(_MESSAGE)
-        if not rest:
-            raise EOFError("the compiler's answer was cut short")
-        data += rest
-    result: dict[str, Any] = json.loads(data)
-    for entry in (*result["programs"].values(), *result["maps"].values()):
-        if "fd" in entry:
-            entry["fd"] = fds[entry["fd"]]
-    return result
-
-
-def _reason(log: str) -> str:
-    """The line of a clang or verifier log that tells the most."""
-    for pattern in (r".*\berror: (.*)", r"^(?!processed|verification|libbpf)(.*\S)\s*\Z"):
-        found = re.findall(pattern, log.strip(), re.MULTILINE)
-        if found:
-            return str(found[-1] if "Z" in pattern else found[0]).strip()[:300]
-    lines = [x for x in log.splitlines() if x and not x.startswith(("processed", "verification"))]
-    return lines[-1][:300] if lines else "no reason given"
+    def cancel(self) -> None:
+        """End it, and start none any more."""
+        with self._lock:
+            self._cancelled = True
+            if self.child:
+                self.child.kill()
 
 
 class _Log:
-    """What native code writes to standard error while compiling and loading."""
+    """What native code writes to standard error while compiling."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("log")
         os.dup2(self._fd, 2)
+        os.dup2(self._fd, 1)
 
     def take(self) -> str:
         size = os.fstat(self._fd).st_size
@@ -120,73 +109,54 @@ def _survivors(job: dict[str, Any], log: _Log) -> tuple[Any, list[dict[str, Any]
             _compile(job, [unit])
             good.append(unit)
         except Exception as e:
-            errors[unit["probe"]] = "its program does not compile here: " + _reason(
+            errors[unit["name"]] = "its program does not compile here: " + reason(
                 log.take() or str(e)
             )
     return (_compile(job, good) if good else None), good, errors
 
 
-def _maps(bpf: Any, lib: Any) -> dict[str, tuple[int, dict[str, int]]]:
+def _maps(bpf: Any, lib: Any) -> dict[int, MapDefinition]:
+    """The module's maps by descriptor."""
     module = ctypes.c_void_p(bpf.module if isinstance(bpf.module, int) else bpf.module.value)
     size = ctypes.c_size_t
-    for name in ("bpf_table_key_size_id", "bpf_table_leaf_size_id", "bpf_num_tables",
-                 "bpf_table_max_entries_id"):  # fmt: skip
-        getattr(lib, name).restype = size
+    lib.bpf_num_tables.restype = size
     lib.bpf_table_name.restype = ctypes.c_char_p
     maps = {}
     for i in range(lib.bpf_num_tables(module)):
-        i_ = size(i)
-        maps[lib.bpf_table_name(module, i_).decode()] = (
-            lib.bpf_table_fd_id(module, i_),
-            {
-                "key_size": lib.bpf_table_key_size_id(module, i_),
-                "leaf_size": lib.bpf_table_leaf_size_id(module, i_),
-                "entries": lib.bpf_table_max_entries_id(module, i_),
-            },
+        fd = lib.bpf_table_fd_id(module, size(i))
+        maps[fd] = MapDefinition(
+            lib.bpf_table_name(module, size(i)).decode(), *syscalls.map_info(fd)
         )
     return maps
 
 
-def run(job: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """Compile and load; (result with ``fd`` as an index, descriptors)."""
+def run(job: dict[str, Any]) -> Module:
     log = _Log()
     try:
-        from bcc import BPF
+        from bcc import BPF  # noqa: F401
         from bcc.libbcc import lib
     except ImportError as e:
-        reason = f"bcc cannot be imported ({e}); install python3-bpfcc (apt) or python3-bcc (dnf)"
-        return {"errors": {u["probe"]: reason for u in job["units"]},
-                "programs": {}, "maps": {}}, []  # fmt: skip
+        why = f"bcc cannot be imported ({e}); install python3-bpfcc (apt) or python3-bcc (dnf)"
+        return Module((), {}, {u["name"]: why for u in job["units"]})
     bpf, units, errors = _survivors(job, log)
-    fds: list[int] = []
-    programs: dict[str, dict[str, Any]] = {}
-    for unit in units:
-        for name, kind in unit["programs"]:
-            try:
-                fd = bpf.load_func(name, getattr(BPF, _TYPES[kind])).fd
-            except Exception as e:
-                programs[name] = {"error": _reason(log.take() or str(e))}
-                continue
-            programs[name] = {"fd": len(fds)}
-            fds.append(fd)
-    maps: dict[str, dict[str, Any]] = {}
-    for name, (fd, shape) in (_maps(bpf, lib) if bpf is not None else {}).items():
-        maps[name] = {"fd": len(fds), **shape}
-        fds.append(fd)
-    return {"errors": errors, "programs": programs, "maps": maps}, fds
+    if bpf is None:
+        return Module((), {}, errors)
+    maps = _maps(bpf, lib)
+    places = {fd: i for i, fd in enumerate(maps)}
+    programs = {
+        name: renumbered(bpf.dump_func(name), places)
+        for unit in units for name in unit["functions"]
+    }  # fmt: skip
+    return Module(tuple(maps.values()), programs, errors)
 
 
 def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would take the answer
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    job = json.loads(b"".join(iter(lambda: sock.recv(_MESSAGE), b"")))
+    job = json.load(sys.stdin)
     os.environ["BCC_KERNEL_SOURCE"] = str(HERE)
-    result, fds = run(job)
-    for i in range(0, len(fds), _FDS_PER_MESSAGE):
-        socket.send_fds(sock, [b"+"], fds[i : i + _FDS_PER_MESSAGE])
-        # Descriptors queue only while the receiver takes them; one byte back keeps the pace.
-    sock.sendall(json.dumps(result).encode() + b"\n")
-    sock.close()
+    answer = os.dup(1)  # bcc writes to 1 and 2
+    with open(answer, "wb") as f:
+        f.write(run(job).pack())
     os._exit(0)  # bcc's clean-up has nothing to detach, and LLVM's takes its time
 
 

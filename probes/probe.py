@@ -75,6 +75,11 @@ class Program:
     required: bool = True
     otherwise: str = ""
 
+    @property
+    def late(self) -> bool:
+        """Whether it is attached to libraries."""
+        return self.kind in ("uprobe", "uretprobe")
+
 
 @dataclass(frozen=True)
 class Uprobe:

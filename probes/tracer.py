@@ -1,4 +1,4 @@
-"""Load the enabled BPF probes as one module, attach them, read them, take them off again.
+"""Load the enabled BPF probes, attach them, read them, take them off again.
 
 Everything hangs on file descriptors: whatever way this process ends, the kernel closes them, and
 programs, maps and attachments are gone.  Nothing is pinned.
@@ -7,42 +7,22 @@ programs, maps and attachments are gone.  Nothing is pinned.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import platform
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from dsprobe.probes import compiler, syscalls
-from dsprobe.probes.btf import Btf, BtfError
+from dsprobe.probes import attach, syscalls, units
+from dsprobe.probes.attach import Libraries
+from dsprobe.probes.loader import Loader, Made
 from dsprobe.probes.maps import MappedArray
-from dsprobe.probes.probe import (
-    Batch,
-    BpfProbe,
-    Loss,
-    Map,
-    Program,
-    Unavailable,
-    online_cpus,
-    possible_cpus,
-)  # fmt: skip
+from dsprobe.probes.module import Loaded
+from dsprobe.probes.probe import Batch, BpfProbe, Loss, Program, Uprobe, online_cpus
 from dsprobe.probes.ring import Ring
 from dsprobe.recordings.model import Stream
 
-HERE = Path(__file__).resolve().parent
-COMPILE_SECONDS = 60.0
-
-_C_TYPES = {"<u8": "u64", "<u4": "u32", "<u2": "u16", "u1": "u8",
-            "<i8": "s64", "<i4": "s32", "<i2": "s16", "i1": "s8"}  # fmt: skip
 _RING_COUNT = np.dtype([("produced", "<u8"), ("lost", "<u8"), ("pad", "<u8", (6,))])
 
 
@@ -56,22 +36,6 @@ class Coverage:
     reason: str = ""
 
 
-def c_struct(name: str, stream: Stream) -> str:
-    """The C structure of one row of ``stream``, byte for byte its dtype."""
-    lines = []
-    for f in stream.fields:
-        if f.type.startswith("S"):
-            lines.append(f"char {f.name}[{f.type[1:]}];")
-        else:
-            lines.append(f"{_C_TYPES[f.type]} {f.name}{f'[{f.shape}]' if f.shape else ''};")
-    body = "\n\t".join(lines)
-    size = stream.dtype.itemsize
-    return (
-        f"struct {name} {{\n\t{body}\n}} __attribute__((packed));\n"
-        f'_Static_assert(sizeof(struct {name}) == {size}, "{stream.name}");\n'
-    )
-
-
 @dataclass
 class _Attached:
     probe: BpfProbe
@@ -81,154 +45,65 @@ class _Attached:
     lost: dict[str, int] = field(default_factory=dict)
 
 
-class _Compiling:
-    """The process that compiles.  :meth:`cancel` may be called from another thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._cancelled = False
-        self.ended = ""
-        """How it ended, where that was not well."""
-
-    def start(self, sock: socket.socket) -> None:
-        with self._lock:
-            if self._cancelled:
-                raise EOFError("told to end")
-            isolated = ["-I"] if sys.flags.isolated else []
-            self._child = subprocess.Popen(
-                [sys.executable, *isolated, "-m", "dsprobe.probes.compiler", str(sock.fileno())],
-                pass_fds=[sock.fileno()],
-                stdin=subprocess.DEVNULL,
-                cwd="/",  # -m puts the working directory, which may be anybody's, in front
-            )
-
-    def end(self) -> None:
-        with self._lock:
-            child = self._child
-            if child is None:
-                return
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(0.2)  # one that has hung up is about to end
-            code = child.returncode
-            if code:
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                self.ended = f"the compiler {how}"
-            child.kill()
-            child.wait()
-
-    def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            if self._child:
-                self._child.kill()
-
-
 class Tracer:
     """The BPF probes of one agent."""
 
-    def __init__(self, probes: Iterable[BpfProbe]) -> None:
-        self.wanted = list(probes)
+    def __init__(self, probes: Iterable[BpfProbe], multi: bool | None = None) -> None:
+        self.wanted = units.in_order(list(probes))
         self.started: dict[str, int] = {}
         """When each attached probe took its first reading (CLOCK_MONOTONIC ns)."""
+        self._loader = Loader(self.wanted, multi)
+        self._made = Made()
         self._attached: dict[str, _Attached] = {}
-        self._fds: list[int] = []
+        self._libraries = Libraries(multi=True)
         self._cpus = online_cpus()
-        self._compiling = _Compiling()
 
     # -- loading ------------------------------------------------------------------------------
 
     def load(self) -> list[Coverage]:
-        """Compile, load and attach; what became of each probe and program.  Takes about 0.6 s."""
+        """Compile, load and attach; what became of each probe and program."""
         refused = _refused()
         if refused:
             return [Coverage(probe.name, "", "missing", refused) for probe in self.wanted]
-        btf: Btf | None
-        try:
-            btf = Btf.running()
-        except BtfError:
-            btf = None
+        self._made = self._loader.load()
+        self._libraries = Libraries(self._loader.multi)
         coverage: list[Coverage] = []
-        units = []
         for probe in self.wanted:
-            try:
-                units.append(self._unit(probe, btf))
-            except (Unavailable, BtfError) as e:
-                coverage.append(Coverage(probe.name, "", "missing", str(e)))
-        if not units:
-            return coverage
-        try:
-            result = self._compile(units)
-        except (OSError, EOFError, LookupError, TypeError, ValueError) as e:
-            reason = f"BPF programs could not be compiled: {self._compiling.ended or e}"
-            return coverage + [Coverage(str(u["probe"]), "", "missing", reason) for u in units]
-        maps = {name: Map(m["fd"], m["key_size"], m["leaf_size"], m["entries"])
-                for name, m in result["maps"].items()}  # fmt: skip
-        self._fds += [m.fd for m in maps.values()]
-        self._fds += [p["fd"] for p in result["programs"].values() if "fd" in p]
-        for probe in self.wanted:
-            if probe.name in result["errors"]:
-                reason = result["errors"][probe.name]
+            if probe.name in self._made.missing:
+                reason = self._made.missing[probe.name]
                 coverage.append(Coverage(probe.name, "", "missing", reason))
-            elif any(u["probe"] == probe.name for u in units):
-                coverage += self._attach(probe, result["programs"], maps)
+            else:
+                coverage += self._attach(probe, self._made.loaded[probe.name])
         return coverage
-
-    def _unit(self, probe: BpfProbe, btf: Btf | None) -> dict[str, object]:
-        defines = dict(probe.defines(btf))
-        text = "".join(f"#define {k} {v}\n" for k, v in defines.items())
-        text += "".join(c_struct(name, stream) for name, stream in probe.rings.items())
-        text += (HERE / probe.source).read_text()
-        programs = [[p.function, p.kind] for p in probe.programs]
-        return {"probe": probe.name, "text": text, "programs": programs}
-
-    def _compile(self, units: list[dict[str, object]]) -> dict[str, Any]:
-        version = [int(x) for x in platform.release().split("-")[0].split(".")[:3] if x.isdigit()]
-        major, minor, patch = (*version, 0, 0, 0)[:3]
-        code = (major << 16) + (minor << 8) + min(patch, 255)
-        job = {
-            "common": (HERE / "common.bpf.h").read_text(),
-            "cflags": [f"-DNCPU={possible_cpus()}", f"-DLINUX_VERSION_CODE={code}", "-w"],
-            "units": units,
-        }
-        ours, theirs = socket.socketpair()
-        with ours:
-            try:
-                with theirs:
-                    self._compiling.start(theirs)
-                ours.settimeout(COMPILE_SECONDS)
-                compiler.send_job(ours, job)
-                return compiler.receive_result(ours)
-            except TimeoutError:
-                raise TimeoutError(f"it took longer than {COMPILE_SECONDS:g} s") from None
-            finally:
-                self._compiling.end()
 
     def cancel(self) -> None:
         """End a compilation that goes on in another thread, and start none any more."""
-        self._compiling.cancel()
+        self._loader.cancel()
 
     # -- attaching ----------------------------------------------------------------------------
 
-    def _attach(
-        self, probe: BpfProbe, loaded: dict[str, dict[str, Any]], maps: dict[str, Map]
-    ) -> list[Coverage]:
-        fds = {p.function: loaded[p.function]["fd"] for p in probe.programs
-               if "fd" in loaded[p.function]}  # fmt: skip
+    def _attach(self, probe: BpfProbe, loaded: Loaded) -> list[Coverage]:
+        for kind in probe.requires:
+            if not any(isinstance(a.probe, kind) for a in self._attached.values()):
+                return [Coverage(probe.name, "", "missing", _needs(kind.name))]
+        fds = {p.function: loaded.programs[p.function] for p in probe.programs
+               if p.function in loaded.programs}  # fmt: skip
         a = _Attached(probe, fds)
         try:
             for name, stream in probe.rings.items():
-                ring = Ring(maps[name].fd, maps[name].entries, stream.dtype)
-                a.rings[name] = (ring, stream, MappedArray(maps[f"{name}_count"], _RING_COUNT))
+                ring = Ring(loaded.maps[name].fd, loaded.maps[name].entries, stream.dtype)
+                count = MappedArray(loaded.maps[f"{name}_count"], _RING_COUNT)
+                a.rings[name] = (ring, stream, count)
                 a.lost[name] = 0
-            probe.open(maps)
+            probe.open(loaded.maps)
         except (OSError, ValueError, KeyError) as e:
             self._release(a)
-            return [Coverage(probe.name, "", "missing", f"its maps cannot be read: {e}")]
+            why = "; ".join(loaded.broken.values()) or f"its maps cannot be read: {e}"
+            return [Coverage(probe.name, "", "missing", why)]
         coverage: list[Coverage] = []
         notes: list[str] = []
         for p in probe.programs:
-            error = str(loaded[p.function].get("error", "")) or self._link(a, p)
+            error = loaded.errors.get(p.function, "") or self._link(a, p)
             status = "missing" if error else "attached"
             coverage.append(Coverage(probe.name, p.function, status, error))
             if error and p.required:
@@ -243,37 +118,54 @@ class Tracer:
 
     def _link(self, a: _Attached, p: Program) -> str:
         """Attach one program; the reason where that fails."""
-        fd, links = a.programs[p.function], a.links.setdefault(p.function, [])
         try:
-            if p.kind == "raw_tracepoint":
-                links.append(syscalls.open_raw_tracepoint(p.target, fd))
-            else:
-                for cpu in self._cpus:
-                    links.append(syscalls.open_cpu_clock(cpu, int(p.target), fd))
+            a.links[p.function] = attach.attach(p, a.programs[p.function], self._cpus)
         except OSError as e:
-            for link in a.links.pop(p.function):
-                os.close(link)
-            if e.errno == errno.ENOENT:
-                return f"this kernel has no tracepoint {p.target}"
-            return f"cannot be attached: {e.strerror}"
+            return str(e)
         return ""
+
+    def attach_library(
+        self, key: Hashable, file: int, uprobes: Sequence[Uprobe]
+    ) -> list[tuple[Uprobe, str]]:
+        """Put ``uprobes`` into the library open as ``file``, and so into all processes that map it
+        now or later; those that could not be put there, and why.
+
+        Entry and return probes of one function sit at the same offset: then the kernel runs the
+        entry's program before it redirects the return.  ``key`` names the library to
+        :meth:`detach_library`; ``file`` may be closed afterwards.
+        """
+        programs = {f: fd for a in self._attached.values() for f, fd in a.programs.items()
+                    if f in a.links}  # fmt: skip
+        return self._libraries.attach(key, file, programs, uprobes)
+
+    def detach_library(self, key: Hashable) -> None:
+        """Take out what is in a library, if anything: at once from Linux 6.6 on, else in the
+        background (:mod:`dsprobe.probes.attach`)."""
+        self._libraries.detach(key)
 
     def _release(self, a: _Attached) -> None:
         """Detach its programs, then unmap its rings."""
+        self._libraries.drop(a.links)
         for links in a.links.values():
-            for fd in links:
-                os.close(fd)
+            attach.close(links)
         a.links.clear()
         for ring, _, _ in a.rings.values():
             ring.close()
 
     def remove(self, probe: BpfProbe, reason: str) -> list[Coverage]:
-        """Take all programs of a probe off while running."""
+        """Take all programs of a probe off while running, and the probes that require it."""
+        return self._remove(probe, "missing", reason)
+
+    def _remove(self, probe: BpfProbe, status: str, reason: str) -> list[Coverage]:
         a = self._attached.pop(probe.name, None)
         if a is None:
             return []
+        coverage = [Coverage(probe.name, "", status, reason)]
+        for other in self.probes:
+            if any(isinstance(probe, kind) for kind in other.requires):
+                coverage += self._remove(other, status, _needs(probe.name))
         self._release(a)
-        return [Coverage(probe.name, "", "missing", reason)]
+        return coverage
 
     def detach(self, function: str, reason: str) -> list[Coverage]:
         """Take one program off while running.
@@ -287,16 +179,11 @@ class Tracer:
                 continue
             coverage = [Coverage(a.probe.name, function, "detached", reason)]
             if program.required:
-                del self._attached[a.probe.name]
-                self._release(a)
-                coverage.append(
-                    Coverage(a.probe.name, "", "detached", f"{function} was detached: {reason}")
-                )
-            else:
-                for fd in a.links.pop(function):
-                    os.close(fd)
-                coverage.append(Coverage(a.probe.name, "", "attached", program.otherwise))
-            return coverage
+                why = f"{function} was detached: {reason}"
+                return coverage + self._remove(a.probe, "detached", why)
+            self._libraries.drop([function])
+            attach.close(a.links.pop(function))
+            return [*coverage, Coverage(a.probe.name, "", "attached", program.otherwise)]
         return []
 
     def follow_cpus(self) -> None:
@@ -312,10 +199,10 @@ class Tracer:
                             a.links[p.function].append(fd)
 
     def rest(self, function: str) -> None:
-        """Take one program off for a while; coverage is the caller's to change."""
+        """Take one program off for a while, none of a library; coverage is the caller's to
+        change."""
         for a in self._attached.values():
-            for fd in a.links.pop(function, ()):
-                os.close(fd)
+            attach.close(a.links.pop(function, ()))
 
     def resume(self, function: str) -> bool:
         """Put a program that rests back on; whether it is on now."""
@@ -334,11 +221,14 @@ class Tracer:
 
     def drain(self) -> Iterator[Batch]:
         """What the rings hold now."""
-        for a in self._attached.values():
-            for ring, stream, _ in a.rings.values():
-                rows = ring.drain()
-                if len(rows):
-                    yield stream, rows
+        # The last ring first: what probes announce in theirs is then here before others, which
+        # require them, name it in those that come later.
+        held = [(a.probe, name, ring.drain())
+                for a in reversed(self._attached.values())
+                for name, (ring, _, _) in reversed(a.rings.items())]  # fmt: skip
+        for probe, name, rows in reversed(held):
+            if len(rows):
+                yield from probe.took(name, rows)
 
     def losses(self) -> Iterator[Loss]:
         """Ring events lost since the last call."""
@@ -369,13 +259,15 @@ class Tracer:
 
     def close(self) -> None:
         """Detach everything and let the kernel free it."""
+        self._libraries.close()
         for a in self._attached.values():
             self._release(a)
         self._attached.clear()
-        for fd in self._fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self._fds.clear()
+        self._made.close()
+
+
+def _needs(name: str) -> str:
+    return f"it needs the probe {name}, which does not run"
 
 
 def _refused() -> str:

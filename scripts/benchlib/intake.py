@@ -13,7 +13,7 @@ import numpy as np
 
 from benchlib.model import Context, Row
 from dsprobe.probes.ring import Ring
-from dsprobe.probes.tracer import c_struct
+from dsprobe.probes.units import c_struct
 from dsprobe.recordings import frames
 from dsprobe.recordings.streams import SOFTIRQ_SLOW
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -180,11 +181,12 @@ def test_the_end_does_not_wait_for_a_compiler(
     with open(script, "w") as f:
         f.write("#!/bin/sh\nexec sleep 600\n")
     os.chmod(script, 0o755)
-    monkeypatch.setattr(tracer.sys, "executable", script)
+    monkeypatch.setattr(sys, "executable", script)
     agent = Agent([Softirq(), Quick()], Settings(socket=f"{tmp_path}/socket"))
     thread = threading.Thread(target=agent.run)
     thread.start()
-    child = until(lambda: agent.tracer._compiling._child, "it compiles")
+    (compiler,) = agent.tracer._loader._compilers.values()
+    child = until(lambda: compiler.child, "it compiles")
     began = time.monotonic()
     agent.stop()
     thread.join(20)

@@ -1,76 +1,54 @@
-"""What the compiling process hands over, and what it makes of logs."""
+"""Modules as bytes, and what is made of logs."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import threading
-from collections.abc import Callable
+import struct
 
+import msgpack
 import pytest
 
-from dsprobe.probes import compiler
-from dsprobe.probes.compiler import receive_result
+from dsprobe.probes import module as modules
+from dsprobe.probes.module import MapDefinition, Module, maps_of, renumbered
+
+MAPS = (MapDefinition("a_name_longer_than_the_kernel_s", 2, 4, 312, 20, 1024),
+        MapDefinition("ring", 27, 0, 0, 1 << 18, 0))  # fmt: skip
+MOVE = struct.pack("<BBhi", 0xB7, 0, 0, 5)
 
 
-def exchange(send: Callable[[socket.socket], None]) -> dict[str, object]:
-    """What is received of what ``send`` sends; the other side then hangs up."""
-    ours, theirs = socket.socketpair()
-    ours.settimeout(10)
-
-    def run() -> None:
-        with theirs:
-            send(theirs)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        return receive_result(ours)
-    finally:
-        thread.join()
-        ours.close()
+def load_of(map: int) -> bytes:
+    """The two halves of a 64-bit load of a map (source register 1)."""
+    return struct.pack("<BBhi", 0x18, 0x11, 0, map) + bytes(8)
 
 
-def answer(n: int) -> bytes:
-    maps = {f"m{i}": {"fd": i, "key_size": 4} for i in range(n)}
-    return json.dumps({"errors": {}, "programs": {}, "maps": maps}).encode() + b"\n"
+def test_a_module_is_the_same_after_a_journey() -> None:
+    module = Module(MAPS, {"f": load_of(1) + MOVE + load_of(0)}, {"unit": "why"})
+    assert Module.unpack(module.pack()) == module
 
 
-@pytest.mark.parametrize("n", [0, 1, 100, 101, 250])
-def test_descriptors_arrive_in_place(n: int) -> None:
-    made = [os.memfd_create(f"number {i}") for i in range(n)]
-    batch = compiler._FDS_PER_MESSAGE
-
-    def send(sock: socket.socket) -> None:
-        for i in range(0, n, batch):
-            socket.send_fds(sock, [b"+"], made[i : i + batch])
-        for part in (answer(n)[:10], answer(n)[10:]):
-            sock.sendall(part)
-
-    result = exchange(send)
-    for name, entry in result["maps"].items():  # type: ignore[attr-defined]
-        target = os.readlink(f"/proc/self/fd/{entry['fd']}")
-        assert target == f"/memfd:number {name[1:]} (deleted)"
-        assert not os.get_inheritable(entry["fd"])
-        os.close(entry["fd"])
-    for fd in made:
-        os.close(fd)
+def test_only_loads_of_maps_are_renumbered() -> None:
+    number = struct.pack("<BBhi", 0x18, 0x01, 0, 7) + struct.pack("<BBhi", 0, 0x10, 0, 9)
+    code = load_of(7) + number + MOVE + load_of(9)
+    assert maps_of(code) == [7, 9]
+    assert renumbered(code, {7: 0, 9: 1}) == load_of(0) + number + MOVE + load_of(1)
+    with pytest.raises(KeyError):
+        renumbered(code, {7: 0})
 
 
-@pytest.mark.parametrize("rest", [b"", b"{", b"[]\n", b"nonsense\n", answer(4)])
-def test_descriptors_without_an_answer_are_closed(rest: bytes) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    fd = os.memfd_create("x")
-
-    def send(sock: socket.socket) -> None:
-        socket.send_fds(sock, [b"+"], [fd, fd, fd])
-        sock.sendall(rest)
-
-    with pytest.raises((EOFError, ValueError, LookupError, TypeError)):
-        exchange(send)
-    os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) == before
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"garbage", msgpack.packb(None), msgpack.packb([[], {}]),
+        msgpack.packb([[], {"f": load_of(0)}, {}]), msgpack.packb([[], {"f": load_of(-1)}, {}]),
+        msgpack.packb([[], {"f": b"12345"}, {}]), msgpack.packb([[], {"f": 5}, {}]),
+        msgpack.packb([[], {5: MOVE}, {}]), msgpack.packb([[["m", 1]], {}, {}]),
+        msgpack.packb([[["m", 2, 4, 4, -1, 0]], {}, {}]), msgpack.packb([[], [], {}]),
+        msgpack.packb([[[5, 2, 4, 4, 1, 0]], {}, {}]), Module(MAPS, {}).pack()[:-1],
+        Module(MAPS, {}).pack() + b"x",
+    ],
+)  # fmt: skip
+def test_what_is_no_module_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a compiled module"):
+        Module.unpack(data)
 
 
 CLANG = """\
@@ -104,8 +82,8 @@ processed 8 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_stat
     ids=["clang", "verifier", "nothing", "blank", "one line", "only figures"],
 )
 def test_the_line_that_tells_the_most(log: str, reason: str) -> None:
-    assert compiler._reason(log) == reason
+    assert modules.reason(log) == reason
 
 
 def test_reasons_are_short() -> None:
-    assert len(compiler._reason("error: " + "x" * 10_000)) <= 300
+    assert len(modules.reason("error: " + "x" * 10_000)) <= 300

@@ -18,7 +18,8 @@ from hypothesis import strategies as some
 from dsprobe.probes.probe import Batch, BpfProbe, Loss, Program
 from dsprobe.probes.registry import PROBES
 from dsprobe.probes.ring import Ring
-from dsprobe.probes.tracer import Tracer, c_struct
+from dsprobe.probes.tracer import Tracer
+from dsprobe.probes.units import c_struct
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.streams import SOFTIRQ_SLOW, TCP_RETRANSMIT
 from tests.support.bpfrun import run_raw_tracepoint
