@@ -8,7 +8,7 @@ from dsprobe.probes.cpu import Cpu
 from dsprobe.probes.napi import Napi
 from dsprobe.probes.netdev import Netdev
 from dsprobe.probes.pressure import Pressure
-from dsprobe.probes.probe import Probe
+from dsprobe.probes.probe import BpfProbe, Probe
 from dsprobe.probes.runq import Runq
 from dsprobe.probes.sockets import Sockets
 from dsprobe.probes.softirq import Softirq
@@ -18,7 +18,7 @@ PROBES: tuple[type[Probe], ...] = (Softirq, Napi, Netdev, Tcp, Sockets, Cpu, Run
 
 
 def select(names: Sequence[str] | None) -> list[Probe]:
-    """The probes called ``names``, or all.
+    """The probes called ``names`` and those that they require, or all.
 
     Raises ValueError, in a sentence that lists them, for a name that is none.
     """
@@ -29,4 +29,13 @@ def select(names: Sequence[str] | None) -> list[Probe]:
         raise ValueError(
             f"there is no probe {', '.join(unknown) or 'named'}; the probes are {', '.join(known)}"
         )
-    return [known[n]() for n in dict.fromkeys(wanted)]
+    kinds: dict[type[Probe], None] = {}
+    for name in wanted:
+        kinds |= dict.fromkeys(_needed(known[name]))
+    return [kind() for kind in kinds]
+
+
+def _needed(kind: type[Probe]) -> list[type[Probe]]:
+    """``kind``, after what it requires."""
+    requires = kind.requires if issubclass(kind, BpfProbe) else ()
+    return [*(k for r in requires for k in _needed(r)), kind]
