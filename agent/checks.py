@@ -9,14 +9,14 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dsprobe.agent import host
+from dsprobe.agent.check import FAILED, LIMITED, OK, Check
+from dsprobe.agent.cudachecks import cuda_checks
 from dsprobe.agent.server import GROUP
-from dsprobe.probes import driver, syscalls
+from dsprobe.probes import syscalls
 from dsprobe.probes.btf import Btf, BtfError
-from dsprobe.probes.elf import ElfError
 from dsprobe.probes.probe import BpfProbe, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
 from dsprobe.probes.softirq import UNSEEN, Softirq
@@ -27,25 +27,10 @@ from dsprobe.recordings.connection import Connection, Refused
 SIGHT_SECONDS = 0.5
 """How long softirqs are counted to see whether BPF programs are run for all of them."""
 
-OK, LIMITED, FAILED = "ok", "limited", "failed"
 
-
-@dataclass(frozen=True)
-class Check:
-    """``status`` is ok, limited (something is missing that the rest can do without) or failed.
-
-    ``fix`` says what to do; ``privilege`` tells that root would help.
-    """
-
-    name: str
-    status: str
-    detail: str
-    fix: str = ""
-    privilege: bool = False
-
-
-def all_checks() -> Iterator[Check]:
-    """Every check, in the order in which one depends on the other."""
+def all_checks(verbose: bool = False) -> Iterator[Check]:
+    """Every check, in the order in which one depends on the other; ``verbose`` adds where each
+    probe would sit."""
     yield _system()
     yield _python()
     yield _root()
@@ -53,7 +38,7 @@ def all_checks() -> Iterator[Check]:
     yield _types()
     yield from _mounts()
     yield from _probes()
-    yield from _cuda()
+    yield from cuda_checks(verbose)
     yield _agent()
     yield _terminal()
 
@@ -167,31 +152,6 @@ def _sight(probe: Softirq) -> Check:
         fix = "run dsprobe on the host of the sandbox"
         return Check("softirq counts", LIMITED, detail, fix)
     return Check("softirq counts", OK, f"BPF programs were run for all of {ran:,} softirqs")
-
-
-def _cuda() -> Iterator[Check]:
-    """Who uses CUDA, through which driver library, and what a probe on it would cost."""
-    libraries: dict[tuple[str, int], list[driver.Mapped]] = {}
-    for mapped in driver.users():
-        libraries.setdefault(mapped.key, []).append(mapped)
-    if not libraries:
-        yield Check("CUDA", OK, "no process uses the CUDA driver library (libcuda.so) now")
-    for users in libraries.values():
-        pids = ", ".join(str(u.pid) for u in users[:8]) + (" ..." if len(users) > 8 else "")
-        who = f"{users[0].path}, used by PID {pids}"
-        try:
-            with driver.opened(users[0]) as fd:
-                found = driver.read(fd, users[0].path)
-        except (OSError, ElfError) as e:
-            yield Check("CUDA", LIMITED, f"{who}: cannot be read: {e}")
-            continue
-        version = f"driver {found.version or 'of unknown version'} ({found.machine})"
-        yield Check(
-            "CUDA",
-            OK,
-            f"{who}: {version}, build {found.build_id or 'unknown'}; {found.cheap} of"
-            f" {len(found.functions)} entries have a cheap place for a probe",
-        )
 
 
 def _agent() -> Check:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsprobe.agent import checks
+from dsprobe.agent.check import LIMITED
 from dsprobe.probes import unseen
 from dsprobe.probes.softirq import Softirq
 from dsprobe.probes.tracer import Tracer
@@ -25,7 +26,7 @@ def test_softirqs_that_no_program_is_run_for() -> None:
         ran = probe.unseen.ran
     finally:
         tracer.close()
-    assert check.status == checks.LIMITED
+    assert check.status == LIMITED
     assert f"of {ran:,} softirqs" in check.detail
     assert ran > len(os.sched_getaffinity(0))
     assert check.fix
@@ -41,5 +42,5 @@ def test_softirqs_where_the_kernels_counts_cannot_be_read(monkeypatch: pytest.Mo
         check = checks._sight(probe)
     finally:
         tracer.close()
-    assert check.status == checks.LIMITED
+    assert check.status == LIMITED
     assert "nobody knows" in check.detail

@@ -1,0 +1,115 @@
+"""What doctor says of processes that use CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsprobe.agent import cudachecks
+from dsprobe.agent.check import LIMITED, OK, Check
+from dsprobe.probes import driver, functions, hitcost
+from tests.simgpu.target import Target
+from tests.support import genuine
+
+pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
+
+
+def said(word: str, verbose: bool = False) -> list[Check]:
+    return [c for c in cudachecks.cuda_checks(verbose) if word in c.detail or word in c.name]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    with Target(tmp_path) as made:
+        made.start()
+        yield made
+
+
+def test_a_process_and_its_library(target: Target) -> None:
+    (check,) = said(f"PID {target.pid}:")
+    assert check.status == OK
+    assert "libcuda.so.1" in check.detail
+    assert "tried out in a process of its own" in check.detail
+    mapped = driver.mapped_by(target.pid)
+    assert mapped
+    with driver.opened(mapped) as fd:
+        found = driver.read(fd, mapped.path)
+    traced = [n for n in found.functions if functions.of_symbol(n)]
+    assert f"{len(traced)} of its {len(found.functions)} functions are traced" in check.detail
+
+
+def test_what_a_hit_costs_is_said() -> None:
+    (check,) = said("probe cost")
+    assert check.status == OK
+    assert "a hit costs a process" in check.detail
+
+
+def test_each_place_where_asked(target: Target) -> None:
+    placed = [c for c in cudachecks.cuda_checks(True) if c.name == "  cuMemAlloc_v2"]
+    assert [(c.status, c.detail) for c in placed] == [(OK, placed[0].detail)]
+    assert placed[0].detail.startswith("at +10, je ")
+
+
+def test_the_genuine_library() -> None:
+    library = genuine.library()
+    code = f"import ctypes, sys; ctypes.CDLL({str(library)!r}); print(); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        (check,) = said(f"PID {process.pid}:")
+    finally:
+        process.kill()
+        process.communicate()
+    assert check.status == OK
+    assert f"driver {library.name.removeprefix('libcuda.so.')}" in check.detail
+    assert "this build's entries are known" in check.detail
+
+
+def test_a_process_that_a_return_probe_would_kill(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a kernel without the fix; that such a kernel is told apart is hitcost's test."""
+    monkeypatch.setattr(hitcost, "returns_survive_seccomp", lambda tracer: False)
+    assert said("seccomp") == []
+    code = "import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0); "
+    code += "from dsprobe.probes.throwaway import _forbid; _forbid(10000); "
+    code += "import sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    mapped = driver.mapped_by(target.pid)
+    assert mapped
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, mapped.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout
+        process.stdout.readline()
+        (check,) = said("seccomp")
+    finally:
+        process.kill()
+        process.communicate()
+    assert check.status == LIMITED
+    assert check.detail.startswith(f"PID {process.pid}:")
+    assert check.fix
+
+
+def test_a_process_that_holds_a_device_without_the_library(tmp_path: Path) -> None:
+    device = Path("/dev/nvidia250")
+    if device.exists():
+        pytest.skip("there is such a device")
+    device.touch()
+    try:
+        with device.open():
+            (check,) = said("NVIDIA device")
+    finally:
+        with contextlib.suppress(OSError):
+            device.unlink()
+    assert check.status == LIMITED
+    assert f"PID {os.getpid()}:" in check.detail
