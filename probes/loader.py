@@ -1,7 +1,8 @@
 """From the C text of probes to loaded programs and maps.
 
 Probes are grouped into modules (:func:`dsprobe.probes.units.module`), which are made at the same
-time.  Compiling happens in a process each (:mod:`dsprobe.probes.compiler`), loading here.
+time.  Compiling happens in a process each (:mod:`dsprobe.probes.compiler`), unless that was done
+before (:mod:`dsprobe.probes.compilecache`); loading here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsprobe.probes import attach, syscalls, units
+from dsprobe.probes import attach, compilecache, syscalls, units
 from dsprobe.probes.btf import Btf, BtfError
 from dsprobe.probes.compiler import Compiler
 from dsprobe.probes.module import Loaded, load
@@ -41,6 +42,7 @@ class Loader:
 
     def __init__(self, probes: Sequence[BpfProbe], multi: bool | None = None) -> None:
         self._probes = probes
+        self._cache = compilecache.Cache()
         self._uprobe_type = None if multi is None else multi * syscalls.UPROBE_MULTI
         self._compilers = {name: Compiler() for name in {units.module(type(p)) for p in probes}}
 
@@ -72,11 +74,17 @@ class Loader:
 
     def _make(self, compiler: Compiler, texts: dict[str, str], made: Made) -> None:
         probes = [p for p in self._probes if p.name in texts]
-        try:
-            module = compiler.compile(_job(probes, texts))
-        except (OSError, ValueError) as e:
-            made.missing |= dict.fromkeys(texts, f"BPF programs could not be compiled: {e}")
-            return
+        job = _job(probes, texts)
+        key = compilecache.key(job)
+        module = self._cache.get(key)
+        if module is None:
+            try:
+                module = compiler.compile(job)
+            except (OSError, ValueError) as e:
+                made.missing |= dict.fromkeys(texts, f"BPF programs could not be compiled: {e}")
+                return
+            if not module.errors:  # another time they may not be there: memory, a package
+                self._cache.put(key, module)
         kinds = {p.function: p.kind for probe in probes for p in probe.programs}
         loaded = load(module, kinds, self._uprobe_type or 0)
         for name in texts:

@@ -63,6 +63,12 @@ def no_setup() -> str:
     return no_tools("debootstrap", "git", "tmux", "unshare") if os.geteuid() == 0 else "needs root"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiled modules are kept for one run of the tests, apart from those of this machine."""
+    os.environ["DSPROBE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     tools = [name for mark in item.iter_markers("tools") for name in mark.args]
     reasons = [

@@ -182,6 +182,7 @@ def test_the_end_does_not_wait_for_a_compiler(
         f.write("#!/bin/sh\nexec sleep 600\n")
     os.chmod(script, 0o755)
     monkeypatch.setattr(sys, "executable", script)
+    monkeypatch.setenv("DSPROBE_CACHE", "")
     agent = Agent([Softirq(), Quick()], Settings(socket=f"{tmp_path}/socket"))
     thread = threading.Thread(target=agent.run)
     thread.start()

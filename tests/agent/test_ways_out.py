@@ -70,17 +70,23 @@ def test_kill_leaves_nothing_in_the_kernel(here: Box) -> None:
     assert_clean(ours, pinned)
 
 
-def test_kill_while_compiling_leaves_no_compiler(here: Box) -> None:
+def test_kill_while_compiling_leaves_no_compiler(
+    here: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPROBE_CACHE", "")
     agent = here.agent()
-    until(lambda: len(here.pids()) == 2, "it compiles")
+    until(lambda: len(here.pids()) >= 2, "it compiles")
     end(agent, signal.SIGKILL)
     until(lambda: not here.pids(), "the compiler has gone with it", timeout=3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_while_compiling_is_heard_at_once(here: Box, number: int) -> None:
+def test_signal_while_compiling_is_heard_at_once(
+    here: Box, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("DSPROBE_CACHE", "")
     agent = here.agent()
-    until(lambda: len(here.pids()) == 2, "it compiles")
+    until(lambda: len(here.pids()) >= 2, "it compiles")
     code, err = end(agent, number, timeout=5)
     assert code == 0, err
     assert not here.pids()

@@ -108,6 +108,7 @@ def test_without_bcc_coverage_says_what_to_install(
 ) -> None:
     (tmp_path / "bcc.py").write_text("raise ImportError('no bcc here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("DSPROBE_CACHE", "")
     t, said = load(Softirq(), Tcp())
     for name in ("softirq", "tcp"):
         assert said[name, ""].status == "missing"
@@ -121,6 +122,7 @@ def test_another_package_called_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """PyPI's bcc is about crystal lattices."""
     (tmp_path / "bcc.py").write_text("lattice = 3.2")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("DSPROBE_CACHE", "")
     t, said = load(Softirq())
     assert said["softirq", ""].status == "missing"
     assert "python3-bpfcc" in said["softirq", ""].reason
@@ -178,6 +180,7 @@ def test_compiler_that_does_not_do_its_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.3)
+    monkeypatch.setenv("DSPROBE_CACHE", "")
     fake_python(tmp_path, script, monkeypatch)
     before = len(os.listdir("/proc/self/fd"))
     t, said = load(Softirq(), Tcp())
