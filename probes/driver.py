@@ -27,13 +27,15 @@ MAX_LIBRARIES = 4
 
 @dataclass(frozen=True)
 class Mapped:
-    """A driver library in the memory of process ``pid``; ``area`` names it in map_files."""
+    """A driver library in the memory of process ``pid``: its first executable ``area``, as in
+    map_files, holds what is at ``offset`` in the file."""
 
     pid: int
     path: str
     device: str
     inode: int
     area: str
+    offset: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -71,9 +73,9 @@ def libraries_of(pid: int, proc: Path = Path("/proc")) -> list[Mapped]:
     for match in re.finditer(rb"^.*/(libcuda\.so.*)$", text, re.MULTILINE):
         columns = match[0].split(None, 5)
         if len(columns) == 6 and b"x" in columns[1] and _NAME.match(match[1]):
-            area, _, _, device, inode, path = columns
+            area, _, offset, device, inode, path = columns
             mapped = Mapped(pid, path.decode(errors="replace"), device.decode(errors="replace"),
-                            int(inode), area.decode(errors="replace"))  # fmt: skip
+                            int(inode), area.decode(errors="replace"), int(offset, 16))  # fmt: skip
             found.setdefault(mapped.key, mapped)
             if len(found) == MAX_LIBRARIES:
                 break
@@ -104,6 +106,17 @@ def opened(mapped: Mapped, proc: Path = Path("/proc")) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def breakpoint_in(mapped: Mapped, offset: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a breakpoint sits at ``offset`` of the file in the memory of the process: the file
+    may have been given probes under another name.  Raises OSError."""
+    start, end = (int(x, 16) for x in mapped.area.split("-"))
+    at = start + offset - mapped.offset
+    if not start <= at < end:
+        return False
+    with open(proc / str(mapped.pid) / "mem", "rb", 0) as memory:
+        return os.pread(memory.fileno(), 1, at) == b"\xcc"
 
 
 def read(fd: int, path: str) -> Driver:

@@ -1,0 +1,216 @@
+"""Driver libraries with probes in them.
+
+A library is a file, by device and inode: containers that bring their own copies have several.  It
+gets its probes once, and with them every process that maps it now or later.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from dsprobe.agent.search import Copy, Found, Key
+from dsprobe.probes.driver import Driver
+from dsprobe.probes.probe import Batch, Uprobe
+from dsprobe.probes.tracer import Coverage, Tracer
+from dsprobe.recordings.cudastreams import META_PLACEMENT
+from dsprobe.recordings.model import Rows
+
+MAX_LIBRARIES = 32
+ENTRY, RETURN = "entry", "return"
+_NAMED = 4
+"""Functions that coverage names; meta.placement has all."""
+
+
+@runtime_checkable
+class Cuda(Protocol):
+    """The probe that knows which functions are traced, and how (:mod:`dsprobe.probes.cuda`)."""
+
+    name: str
+
+    def want(self, pids: Iterable[int]) -> None:
+        """See only these processes and, from then on, their children; those of all calls."""
+
+    def wants(self, pid: int) -> bool:
+        """Whether calls of this process are seen."""
+
+    def process_seen(self, pid: int, driver: Driver) -> None:
+        """A process maps a library; before probes are put into it where that is still to come."""
+
+    def library(self, driver: Driver, returns: bool) -> tuple[list[Uprobe], Rows]:
+        """Where to put probes, without those on returns if not ``returns``, and rows of
+        META_PLACEMENT as if all of them could be put there."""
+
+
+@dataclass
+class Library:
+    """``error``: why it has no probes; ``since``: when it got them; ``empty``: since when nobody is
+    known to map it, 0 while somebody does."""
+
+    key: Key
+    path: str
+    driver: Driver | None
+    error: str = ""
+    users: set[int] = field(default_factory=set)
+    since: int = 0
+    returns: bool = True
+    empty: int = 0
+
+    @property
+    def name(self) -> str:
+        build = self.driver.build_id[:12] if self.driver else ""
+        return f"{self.path} ({build})" if build else self.path
+
+
+def refused(machine: str = "") -> str:
+    """Why no uprobes are used on this machine; empty where they are."""
+    machine = machine or platform.machine()
+    if machine == "x86_64":
+        return ""
+    return f"uprobes are not used on {machine}, where a process may not go on as before after one"
+
+
+class Libraries:
+    """``survive``: whether a process whose system calls a seccomp filter judges survives a probe on
+    a return; asked when there is such a process.
+
+    ``coverage`` and ``batches`` are what there is to say; the caller takes them.
+    """
+
+    def __init__(self, tracer: Tracer, cuda: Cuda, survive: Callable[[], bool]) -> None:
+        self._tracer, self._cuda, self._survive = tracer, cuda, survive
+        self._by_key: dict[Key, Library] = {}
+        self.over = False
+        """Whether there were more than are followed."""
+        self.coverage: list[Coverage] = []
+        self.batches: list[Batch] = []
+
+    def __iter__(self) -> Iterator[Library]:
+        """Each once, though the same file may be known by several keys."""
+        return iter({id(x): x for x in self._by_key.values()}.values())
+
+    def get(self, key: Key) -> Library | None:
+        return self._by_key.get(key)
+
+    def mapped(self, f: Found, copy: Copy, new: bool) -> bool:
+        """A process maps a library, ``new`` if that was not known: put probes into it where there
+        are none.  False where the process is to be looked at again."""
+        library = self._by_key.get(copy.key)
+        if library is None:
+            twin = self._twin(copy)
+            if twin and f.t < twin.since:
+                return False
+            library = self._new(copy, twin if copy.probed else None)
+        if library is None:
+            return True
+        library.users.add(f.pid)
+        library.empty = 0
+        if library.driver:
+            if new:
+                self._cuda.process_seen(f.pid, library.driver)
+            if f.filtered and library.returns and not self._survive():
+                self._without_returns(library, f.pid)
+            if not library.since and not library.error:
+                self._attach(library, library.driver, copy.fd)
+        return True
+
+    def let_go(self, pid: int, key: Key) -> bool:
+        """It maps it no more; whether nobody is known to any more."""
+        library = self._by_key.get(key)
+        if library is None:
+            return False
+        library.users.discard(pid)
+        if library.users or library.empty:
+            return False
+        library.empty = time.monotonic_ns()
+        return True
+
+    def detach_empty(self, since: int) -> None:
+        """Those that nobody mapped at ``since`` lose their probes."""
+        for library in list(self):
+            if library.empty and library.empty < since:
+                self._by_key = {k: x for k, x in self._by_key.items() if x is not library}
+                if library.since:
+                    for which in (RETURN, ENTRY):
+                        self._tracer.detach_library((library.key, which))
+                self._tell(library, "detached", "no process maps it any more")
+
+    # -- parts --------------------------------------------------------------------------------
+
+    def _new(self, copy: Copy, same: Library | None) -> Library | None:
+        if same is None and len(list(self)) >= MAX_LIBRARIES:
+            self.over = True
+            return None
+        library = same or Library(copy.key, copy.path, copy.driver, copy.error)
+        self._by_key[copy.key] = library
+        if library.error:
+            self._tell(library, "missing", library.error)
+        return library
+
+    def _twin(self, copy: Copy) -> Library | None:
+        """The library with probes that may be the same file: an overlay shows a file of the layer
+        below under its inode number, but as on a device of its own, and probes go into the file
+        below.  The breakpoints in memory tell."""
+        for x in self:
+            if not (x.since and x.driver and copy.driver):
+                continue
+            if (x.key[1], x.driver.build_id) == (copy.key[1], copy.driver.build_id):
+                return x
+        return None
+
+    def _attach(self, library: Library, driver: Driver, fd: int) -> None:
+        uprobes, placement = self._cuda.library(driver, library.returns)
+        errors: list[tuple[Uprobe, str]] = []
+        # An entry's program must be there before a return is redirected to its own.
+        for which, returns in ((ENTRY, False), (RETURN, True)):
+            these = [u for u in uprobes if u.returns == returns]
+            if these:
+                errors += self._tracer.attach_library((library.key, which), fd, these)
+        library.since = time.monotonic_ns()
+        places = {f.offset + driver.entries[name].offset: name
+                  for name, f in driver.functions.items() if name in driver.entries}  # fmt: skip
+        self._placed(library, placement, {places[u.offset]: why for u, why in errors})
+
+    def _placed(self, library: Library, placement: Rows, failed: dict[str, str]) -> None:
+        """Say which functions have a probe, and where it is expensive."""
+        placement["t"] = library.since
+        placement["library"] = library.path
+        for row in placement:
+            if row["function"] in failed:
+                row["attached"], row["why"] = 0, failed[row["function"]]
+        on = placement["attached"] == 1
+        names = placement["function"]
+        dear, without = names[on & (placement["cheap"] == 0)], names[~on]
+        said = f"{int(on.sum())} of {len(names)} functions"
+        if len(dear):
+            said += f"; expensive in {len(dear)}: {_some(dear)}"
+        if len(without):
+            said += f"; not in {_some(without)}"
+        if not library.returns:
+            said += "; on entry only, as a process with a seccomp filter maps it"
+        if on.any():
+            self._tell(library, "attached", said)
+        else:
+            library.error = next(iter(failed.values()), "it has none of the functions to be traced")
+            self._tell(library, "missing", library.error)
+        self.batches.append((META_PLACEMENT, placement))
+
+    def _without_returns(self, library: Library, pid: int) -> None:
+        """From 6.11 on a probed function returns through a system call, for which a filter that
+        does not know it kills the process.  Probes go into all processes: all go without."""
+        library.returns = False
+        if library.since:
+            self._tracer.detach_library((library.key, RETURN))
+            self._tell(library, "attached", f"on entry only since process {pid} maps it, whose"
+                       " seccomp filter may kill it at a probe on a return")  # fmt: skip
+
+    def _tell(self, library: Library, status: str, reason: str) -> None:
+        self.coverage.append(Coverage(self._cuda.name, library.name, status, reason))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(map(str, names[:_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,284 @@
+"""Looks into processes for driver libraries, on a thread of its own: a read of /proc may hang.
+
+A scan goes through all processes, as spread out as it was asked for; a single process is looked at
+in between.  What a library is (its ELF tables, where probes go) is read once for each file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsprobe.probes import driver, processes
+from dsprobe.probes.driver import Driver
+from dsprobe.probes.elf import ElfError
+
+STALLED_NS = 3_000_000_000
+MAX_KNOWN = 64
+"""Library files whose tables are remembered."""
+READS, READS_NS = 32, 60_000_000_000
+"""How many new library files are read per minute: each may take a tenth of a second, and anybody
+can make new ones."""
+
+MAX_PATH = 512
+
+Key = tuple[int, int]
+"""Device and inode of a library, as fstat(2) says of the mapped file itself."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A library that a process maps, open at ``fd`` (the taker's to close); without ``driver`` it
+    is not one, for the reason ``error``.  ``probed``: breakpoints sit in it."""
+
+    key: Key
+    path: str
+    fd: int
+    driver: Driver | None
+    error: str = ""
+    probed: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """What process ``pid`` mapped at ``t``: nothing also where it has ended.
+
+    ``pidfd`` is the taker's to close, -1 where there is none.  ``error``: what cannot be read.
+    """
+
+    t: int
+    pid: int
+    pidfd: int
+    filtered: bool
+    """Whether a seccomp filter judges its system calls."""
+    copies: tuple[Copy, ...]
+    error: str = ""
+
+    def close(self) -> None:
+        for fd in (self.pidfd, *(c.fd for c in self.copies)):
+            if fd >= 0:
+                os.close(fd)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The processes that were asked for, and all that descend from them."""
+
+    pids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A scan that began at ``began`` and took ``busy`` ns of work has looked at ``looked``
+    processes; ``users`` map a driver library."""
+
+    began: int
+    busy: int
+    looked: int
+    users: frozenset[int]
+
+
+Given = Found | Tree | Scanned
+
+_PROBED = ("cuLaunchKernel", "cuMemAlloc_v2", "cuCtxSynchronize")
+"""Functions of which at least one is probed, whichever probes run."""
+_SLICE = 8
+"""Processes that a scan looks at in one go."""
+
+
+class Search:
+    """``skip``: processes that are left alone; the caller's to change at any time."""
+
+    def __init__(self, skip: Collection[int] = (), proc: Path = Path("/proc")) -> None:
+        self._skip, self._proc = skip, proc
+        self._known: dict[Key, tuple[tuple[int, int], Driver | None, str]] = {}
+        self._reads: deque[int] = deque(maxlen=READS)
+        self._asked: queue.SimpleQueue[int | Iterator[int] | frozenset[int] | None]
+        self._asked = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[Given] = queue.SimpleQueue()
+        self._looking_at, self._since = 0, 0
+        self._pause = 0.0
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, name="search", daemon=True)
+        self._thread.start()
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def look(self, pid: int) -> None:
+        """Look at one process soon."""
+        self._asked.put(pid)
+
+    def scan(self, over: float = 0.0) -> None:
+        """Look at all processes, spread out over so many seconds; ends a scan that goes on."""
+        self._asked.put(self._scan(over))
+
+    def tree(self, roots: Iterable[int]) -> None:
+        """Find the descendants of ``roots``."""
+        self._asked.put(frozenset(roots))
+
+    def take(self) -> Iterator[Given]:
+        """What there is by now.  Never waits."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._given.get_nowait()
+
+    @property
+    def hangs_at(self) -> int:
+        """The process whose files do not answer; 0 while all do."""
+        pid, since = self._looking_at, self._since
+        return pid if since and time.monotonic_ns() - since > STALLED_NS else 0
+
+    def close(self) -> None:
+        """Ask the thread to end; what it gives from now on is closed by it."""
+        self._ended = True
+        self._asked.put(None)
+        for given in self.take():
+            if isinstance(given, Found):
+                given.close()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    # -- on the thread ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        scan: Iterator[int] | None = None
+        while not self._ended:
+            try:
+                asked = self._asked.get(block=scan is None or self._pause > 0,
+                                        timeout=None if scan is None else self._pause)  # fmt: skip
+            except queue.Empty:
+                if scan is not None and next(scan, None) is None:
+                    scan = None
+                continue
+            if isinstance(asked, int):
+                self._look(asked)
+            elif isinstance(asked, frozenset):
+                self._give(Tree(frozenset(children_of(asked, self._proc))))
+            elif asked is not None:
+                scan, self._pause = asked, 0.0
+
+    def _scan(self, over: float) -> Iterator[int]:
+        began, busy, looked = time.monotonic_ns(), 0, 0
+        users = set()
+        pids = [int(entry) for entry in os.listdir(self._proc) if entry.isdigit()]
+        self._pause = over * _SLICE / max(len(pids), 1)
+        for pid in pids:
+            before = time.monotonic_ns()
+            if self._look(pid, others=False):
+                users.add(pid)
+            busy += time.monotonic_ns() - before
+            looked += 1
+            if looked % _SLICE == 0:
+                yield pid
+        self._give(Scanned(began, busy, looked, frozenset(users)))
+
+    def _look(self, pid: int, others: bool = True) -> bool:
+        """Whether ``pid`` maps one; without ``others``, one that does not is not told of."""
+        if pid in self._skip:
+            return False
+        self._looking_at, self._since = pid, time.monotonic_ns()
+        try:
+            found = self._find(pid)
+        finally:
+            self._since = 0
+        tells = bool(found.copies or found.error)
+        if tells or others:
+            self._give(found)
+        else:
+            found.close()
+        return tells
+
+    def _give(self, given: Given) -> None:
+        self._given.put(given)
+        if self._ended:
+            self.close()
+
+    def _find(self, pid: int) -> Found:
+        t = time.monotonic_ns()
+        none = Found(t, pid, -1, False, ())
+        try:
+            # Most processes map none: they are asked this one thing.
+            if not driver.libraries_of(pid, self._proc):
+                return none
+            pidfd = _pidfd(pid)
+            mapped = driver.libraries_of(pid, self._proc)  # of the process that pidfd holds
+        except (OSError, ValueError):
+            return none
+        copies: list[Copy] = []
+        error = ""
+        for m in mapped:
+            try:
+                copies.append(self._copy(m))
+            except FileNotFoundError:
+                pass  # unmapped, or ended
+            except OSError as e:
+                error = f"{m.path} of process {pid} cannot be opened: {e.strerror}"
+        known = processes.facts(pid, self._proc)
+        filtered = known is not None and known.seccomp == processes.SECCOMP_FILTER
+        return Found(t, pid, pidfd, filtered, tuple(copies), error)
+
+    def _copy(self, mapped: driver.Mapped) -> Copy:
+        with driver.opened(mapped, self._proc) as opened:
+            fd = os.dup(opened)
+        state = os.fstat(fd)
+        key, version = (state.st_dev, state.st_ino), (state.st_size, state.st_mtime_ns)
+        path = processes.printable(os.fsencode(mapped.path), MAX_PATH)
+        if key not in self._known or self._known[key][0] != version:
+            now = time.monotonic_ns()
+            if len(self._reads) == READS and now - self._reads[0] < READS_NS:
+                return Copy(key, path, fd, None, "too many new libraries in a minute")
+            self._reads.append(now)
+            self._known[key] = (version, *_read(fd, path))
+            while len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+        _, read, error = self._known[key]
+        return Copy(key, path, fd, read, error, read is not None and self._probed(mapped, read))
+
+    def _probed(self, mapped: driver.Mapped, read: Driver) -> bool:
+        for name in _PROBED:
+            if name in read.entries:
+                offset = read.functions[name].offset + read.entries[name].offset
+                with contextlib.suppress(OSError, ValueError):
+                    if driver.breakpoint_in(mapped, offset, self._proc):
+                        return True
+        return False
+
+
+def _read(fd: int, path: str) -> tuple[Driver | None, str]:
+    try:
+        return driver.read(fd, path), ""
+    except (ElfError, OSError) as e:
+        return None, str(e)
+
+
+def _pidfd(pid: int) -> int:
+    """pidfd_open(2), Linux 5.3; -1 where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return -1
+
+
+def children_of(roots: Iterable[int], proc: Path = Path("/proc")) -> set[int]:
+    """``roots`` and all that descend from them, as far as their parents live."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir(proc):
+        if entry.isdigit():
+            # The name, in parentheses, may hold anything; the state and the parent follow it.
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                stat = (proc / entry / "stat").read_bytes()
+                parents[int(entry)] = int(stat[stat.rindex(b")") :].split()[2])
+    wanted = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in wanted} - wanted:
+        wanted |= more
+    return wanted
