@@ -87,7 +87,7 @@ static __always_inline u32 stack_pid(u64 task)
 	u64 leader = 0, pid = 0;
 	u32 level = 0, inode = 0, found = 0;
 
-	READ(leader, task, TASK_LEADER);
+	READ(leader, task, TASK_GROUP_LEADER);
 	READ(pid, leader, TASK_THREAD_PID);
 	READ(level, pid, PID_LEVEL);
 	#pragma clang loop unroll(disable)

@@ -142,7 +142,7 @@ def _symbols(pid: int, file: _File) -> tuple[dict[str, int], int]:
 
 def check(it: Interpreter, memory: Memory) -> None:
     """Raises :class:`Unreadable` unless each thread state points back at its interpreter and at the
-    one before it, at least one is that of a live thread, and what frames call their code is code."""
+    one before it, one is that of a live thread, and what frames call their code is code."""
     o, threads, codes = it.layout, 0, 0
     interpreter = memory.u64(it.runtime + o.interpreters)
     for _ in range(_INTERPRETERS):

@@ -71,7 +71,7 @@ def text_in(layout: Layout, data: bytes) -> str:
     """A whole ASCII string object in ``data``; :class:`Unreadable` where it is another."""
     if len(data) < layout.ascii:
         raise Unreadable("a name was not captured")
-    length, kind, ascii_ = _head(layout, data)
+    length, _, ascii_ = _head(layout, data)
     if not ascii_ or layout.ascii + length > len(data):
         raise Unreadable("a name is longer than what was captured of it")
     return data[layout.ascii : layout.ascii + length].decode("ascii", "replace")
@@ -148,7 +148,7 @@ def code_at(
 def captured(
     layout: Layout, first: int, whole: int, name: bytes, file: bytes, table: bytes
 ) -> tuple[Code | None, str | None, str | None, bytes | None]:
-    """A code object from what BPF copied of it: (it, or None where a part is missing; the parts)."""
+    """A code object from what BPF copied of it, None where a part is missing; and its parts."""
 
     def tried(read: Callable[[], str]) -> str | None:
         try:

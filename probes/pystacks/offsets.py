@@ -88,7 +88,7 @@ _TABLES = {
                16, 32, 40, 56),
 }  # fmt: skip
 
-# Where in _Py_DebugOffsets each of the above is told; not told: sizes of 16 and 32 for bytes (3.13).
+# Where _Py_DebugOffsets tells each of the above; 3.13 does not tell those of bytes.
 _TOLD = {
     13: {"interpreters": 40, "interpreter_next": 64, "interpreter_threads": 72,
          "thread_previous": 160, "thread_next": 168, "thread_interpreter": 176,

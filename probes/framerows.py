@@ -1,0 +1,62 @@
+"""Frames of stacks, each once: rows of meta.frame and meta.stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dsprobe.recordings.cudastreams import FRAME_KINDS, META_FRAME, META_STACK
+from dsprobe.recordings.model import Rows
+
+LIMIT = 200_000
+"""Different frames of one session."""
+PYTHON, NATIVE, STATUS = (FRAME_KINDS.index(k) for k in ("python", "native", "status"))
+
+Frame = tuple[int, str, str, int, str, int, str]
+"""kind, function, file, line, module, offset, build id: as meta.frame has them."""
+
+
+def status(sentence: str) -> Frame:
+    """A frame that says what is missing."""
+    return (STATUS, sentence, "", 0, "", 0, "")
+
+
+class FrameTable:
+    """Numbers of frames, which are never used again, and the rows that tell of new ones."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.refused = 0
+        """Frames that found no room, and are said to be so."""
+        self._limit = limit
+        self._ids: dict[Frame, int] = {}
+        self._frames: list[tuple[int, int, Frame]] = []
+        self._stacks: list[tuple[int, int, int, int]] = []
+
+    def frame(self, t: int, frame: Frame) -> int:
+        """Number of ``frame``."""
+        found = self._ids.get(frame)
+        if found is None:
+            if len(self._ids) >= self._limit and frame[0] != STATUS:
+                self.refused += 1
+                return self.frame(t, status(f"not kept: more than {self._limit:,} frames"))
+            found = self._ids[frame] = len(self._ids) + 1
+            self._frames.append((t, found, frame))
+        return found
+
+    def stack(self, t: int, id: int, frames: Sequence[int]) -> None:
+        """Stack ``id`` has these frames, innermost first."""
+        self._stacks.extend((t, id, depth, frame) for depth, frame in enumerate(frames))
+
+    def rows(self) -> tuple[Rows, Rows]:
+        """Of meta.frame and meta.stack, since the last call."""
+        frames = META_FRAME.empty(len(self._frames))
+        for row, (t, number, frame) in zip(frames, self._frames, strict=True):
+            row_: Any = (t, number, *frame)
+            row[...] = row_
+        stacks = META_STACK.empty(len(self._stacks))
+        if self._stacks:
+            for name, column in zip(META_STACK.dtype.names or (), zip(*self._stacks, strict=True),
+                                    strict=True):  # fmt: skip
+                stacks[name] = column
+        self._frames, self._stacks = [], []
+        return frames, stacks

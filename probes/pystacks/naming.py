@@ -1,0 +1,121 @@
+"""Names of functions from captured code objects, and from memory where capturing was not enough."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from dsprobe.probes.pystacks.errors import Unreadable
+from dsprobe.probes.pystacks.interpreter import Interpreter
+from dsprobe.probes.pystacks.lines import line_at
+from dsprobe.probes.pystacks.objects import Code, Memory, captured, code_at
+from dsprobe.probes.pystacks.reader import Reader
+
+MAX_CODES = 100_000
+"""Code objects remembered."""
+MAX_BYTES = 64 << 20
+"""Of line tables remembered."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a frame is: its function's qualified name (3.10: the plain one), file and line."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class CodeKey:
+    """A code object: ``process`` is the session's number."""
+
+    process: int
+    address: int
+    signature: int
+
+
+class Naming:
+    """Code objects of all processes."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._codes: dict[CodeKey, Code | str] = {}
+        self._bytes = 0
+        self._asked: set[CodeKey] = set()
+        self._answers: deque[tuple[CodeKey, Code | str]] = deque()
+        self._parts: dict[CodeKey, tuple[str | None, str | None, bytes | None]] = {}
+
+    def learn(
+        self, key: CodeKey, it: Interpreter, first: int, whole: int,
+        name: bytes, file: bytes, table: bytes,
+    ) -> None:  # fmt: skip
+        """Take a code object as BPF captured it; parts that are missing are read when needed."""
+        code, *parts = captured(it.layout, first, whole, name, file, table)
+        if code:
+            self._keep(key, code)
+        elif len(self._parts) < MAX_CODES:
+            self._parts[key] = (parts[0], parts[1], parts[2])  # type: ignore[assignment]
+
+    def place(self, key: CodeKey, pid: int, it: Interpreter, instr: int) -> Place | str | None:
+        """Where a frame is; a reason why that cannot be said; None: ask again later."""
+        code = self._codes.get(key)
+        if code is None:
+            return self._ask(key, pid, it)
+        if isinstance(code, str):
+            return code
+        offset = 2 * instr if it.minor == 10 else instr - key.address - it.layout.code_bytes
+        return Place(code.name, code.file, line_at(code.table, code.first, offset, it.minor))
+
+    def _ask(self, key: CodeKey, pid: int, it: Interpreter) -> str | None:
+        if key in self._asked:
+            return None
+        name, file, table = self._parts.pop(key, (None, None, None))
+
+        def read() -> None:
+            try:
+                with Memory(pid) as memory:
+                    found: Code | str = code_at(
+                        it.layout, memory, key.address, key.signature, name, file, table
+                    )
+            except Unreadable as e:
+                found = self._partly(name, file, str(e))
+            self._answers.append((key, found))
+
+        if not self._reader.ask(read):
+            return "not read: its process does not answer"
+        self._asked.add(key)
+        return None
+
+    @staticmethod
+    def _partly(name: str | None, file: str | None, reason: str) -> Code | str:
+        """What can be said of a code object that is gone."""
+        if name is not None and file is not None:
+            return Code(name, file, 0, b"")
+        return f"{name}: {reason}" if name else reason
+
+    def answers(self) -> None:
+        """Take what the reader has found."""
+        while self._answers:
+            key, found = self._answers.popleft()
+            if key in self._asked:
+                self._asked.discard(key)
+                self._keep(key, found)
+
+    def _keep(self, key: CodeKey, code: Code | str) -> None:
+        self._forget(key)
+        self._codes[key] = code
+        self._bytes += len(code.table) if isinstance(code, Code) else 0
+        while len(self._codes) > MAX_CODES or self._bytes > MAX_BYTES:
+            self._forget(next(iter(self._codes)))
+
+    def _forget(self, key: CodeKey) -> None:
+        old = self._codes.pop(key, None)
+        self._bytes -= len(old.table) if isinstance(old, Code) else 0
+
+    def gone(self, process: int) -> None:
+        """Forget the code objects of a process."""
+        for key in [k for k in self._codes if k.process == process]:
+            self._forget(key)
+        self._asked = {k for k in self._asked if k.process != process}
+        self._parts = {k: v for k, v in self._parts.items() if k.process != process}
