@@ -40,8 +40,8 @@ enum cuda_flag {
 
 /* One function of one library; the attach cookie is its index.  Written before it is attached. */
 struct function {
-	u64 probe;            /* address, as in the program headers, of the probed instruction */
-	u64 text_lo, text_hi; /* the library's executable segments, same addressing */
+	u64 probe;            /* where in the file the probed instruction lies */
+	u64 text_lo, text_hi; /* where the executable segment does */
 	u32 name;             /* meta.string id of the symbol */
 	u32 flags;
 	u16 slot;             /* number of the symbol, the same for all libraries; < CUDA_SLOTS */
@@ -49,7 +49,7 @@ struct function {
 	u8 kind, copy, memory; /* CALL_KINDS, COPIES, MEMORY_KINDS */
 	u8 out, address;      /* arguments from 1, 0 for none: points to an address or handle; is one */
 	u8 bytes, times, shift; /* size is bytes * times << shift, the first two being arguments */
-	u8 stream, pad[5];
+	u8 stream, pad[3];
 };
 
 struct call {

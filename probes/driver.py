@@ -45,7 +45,8 @@ class Mapped:
 @dataclass(frozen=True)
 class Driver:
     """A driver library: ``version`` is "" where its name does not tell, ``entries`` are its API
-    functions with the place for a probe in each (x86_64; none elsewhere)."""
+    functions with the place for a probe in each (x86_64; none elsewhere).  ``text``: where in the
+    file its code begins and ends."""
 
     path: str
     build_id: str
@@ -53,6 +54,7 @@ class Driver:
     version: str
     functions: dict[str, Function]
     entries: dict[str, Placement]
+    text: tuple[int, int] = (0, 0)
 
     @property
     def cheap(self) -> int:
@@ -130,4 +132,4 @@ def read(fd: int, path: str) -> Driver:
         entries = {name: place(library.code(f, 64)) for name, f in functions.items()}
     version = _VERSION.search(path)
     return Driver(path, library.build_id(), library.machine, version[1] if version else "",
-                  functions, entries)  # fmt: skip
+                  functions, entries, library.text(functions["cuInit"]))  # fmt: skip

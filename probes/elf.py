@@ -26,6 +26,7 @@ _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
      ("size", "<u8")]
 )  # fmt: skip
+_PF_X = 1
 _PT_LOAD, _SHT_SYMTAB, _SHT_NOTE, _SHT_DYNSYM = 1, 2, 7, 11
 _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _NT_GNU_BUILD_ID = 3
@@ -78,6 +79,13 @@ class Library:
             if vaddr <= address < vaddr + filesz:
                 return int(address - vaddr + offset)
         raise ElfError("an address outside the loaded segments")
+
+    def text(self, f: Function) -> tuple[int, int]:
+        """Where in the file the executable segment begins and ends that holds a function."""
+        for _, flags, offset, _, _, filesz, _, _ in self._loads:
+            if flags & _PF_X and offset <= f.offset < offset + filesz:
+                return int(offset), int(offset + filesz)
+        raise ElfError("a function outside the executable segments")
 
     def functions(self, prefix: str) -> dict[str, Function]:
         """Exported functions whose names begin with ``prefix``, by name."""

@@ -73,6 +73,9 @@ class Flag(IntFlag):
     NARROW = 8
 
 
+NO_FLAG = Flag(0)
+
+
 @dataclass(frozen=True)
 class Function:
     """``out`` ... ``stream`` are 1-based arguments, 0 for none: ``out`` points to where an address
@@ -90,7 +93,7 @@ class Function:
     times: int = 0
     shift: int = 0
     stream: int = 0
-    flags: Flag = Flag(0)
+    flags: Flag = NO_FLAG
 
     @property
     def codes(self) -> tuple[int, int, int]:
@@ -268,13 +271,18 @@ def of_symbol(symbol: str) -> Function | None:
     found = _TABLE.get(match[1] + (match[2] or "")) if match else None
     if found is None or match is None:
         return None
-    flags = found.flags | (Flag.PER_THREAD if match[3] else Flag(0))
+    flags = found.flags | (Flag.PER_THREAD if match[3] else NO_FLAG)
     return replace(found, name=symbol, flags=flags)
 
 
-def blocking_graph(launch: Function) -> Function:
-    """cuGraphLaunch, as a call that can block; it is a launch too."""
-    return replace(launch, cls=Class.CALL, kind="graph", form=Form.PLAIN)
+def services(symbol: str) -> list[Function]:
+    """``symbol`` as each class of programs has it: the launch of a graph can block, too."""
+    f = of_symbol(symbol)
+    if f is None:
+        return []
+    if f.form == Form.GRAPH:
+        return [f, replace(f, cls=Class.CALL, form=Form.PLAIN, kind="graph")]
+    return [f]
 
 
 def unknown(symbols: Iterable[str]) -> list[str]:

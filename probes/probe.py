@@ -127,6 +127,9 @@ class BpfProbe(Probe):
         """
         return {}
 
+    def build_on(self, required: BpfProbe) -> None:
+        """Take a probe that it ``requires``, which runs; called for each before :meth:`open`."""
+
     def open(self, maps: Mapping[str, Map]) -> None:
         """Take the maps; called once, before any program is attached."""
 

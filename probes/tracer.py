@@ -84,8 +84,10 @@ class Tracer:
 
     def _attach(self, probe: BpfProbe, loaded: Loaded) -> list[Coverage]:
         for kind in probe.requires:
-            if not any(isinstance(a.probe, kind) for a in self._attached.values()):
+            them = [p for p in self.probes if isinstance(p, kind)]
+            if not them:
                 return [Coverage(probe.name, "", "missing", _needs(kind.name))]
+            probe.build_on(them[0])
         fds = {p.function: loaded.programs[p.function] for p in probe.programs
                if p.function in loaded.programs}  # fmt: skip
         a = _Attached(probe, fds)

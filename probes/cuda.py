@@ -1,0 +1,355 @@
+"""Processes that use CUDA: who they are, what they call, how often and for how long.
+
+The base of the probes that trace calls of the driver library: it gives processes and threads their
+numbers, knows the traced functions, and counts their calls (cuda.bpf.h).  A library is attached to
+when somebody maps it; :meth:`Cuda.library` says with what.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dsprobe.probes import cudamaps, functions, processes
+from dsprobe.probes.btf import Btf, BtfError
+from dsprobe.probes.cudamaps import Places
+from dsprobe.probes.driver import Driver
+from dsprobe.probes.functions import Class, Flag, Function
+from dsprobe.probes.maps import MappedArray
+from dsprobe.probes.probe import (
+    Batch,
+    BpfProbe,
+    Loss,
+    Map,
+    Program,
+    Unavailable,
+    Uprobe,
+    need_btf,
+)  # fmt: skip
+from dsprobe.recordings.cudastreams import (
+    CUDA_CALLS,
+    META_PLACEMENT,
+    META_PROCESS,
+    META_THREAD,
+)
+from dsprobe.recordings.model import Field, Rows, Stream
+from dsprobe.recordings.streams import META_STRING
+
+_SEEN = Stream("cuda.seen", "A process has come or gone.", "cuda.bpf.h",
+               (Field("t", "<u8", "ns", "CLOCK_MONOTONIC"),))  # fmt: skip
+_LOST = (
+    ("cuda.calls", "no room for another process"),
+    ("cuda.calls", "no room for another thread"),
+    ("cuda.calls", "no room for another function's counters"),
+    ("cuda.call", "too many calls open in one thread"),
+    ("cuda.stream", "no room for another stream"),
+    ("meta.kernel", "no room for another kernel"),
+    ("meta.kernel", "a name could not be read"),
+)
+"""In the order of ``enum cuda_lost_why``."""
+
+SLOW_NS = 1_000_000
+BUDGET = 20_000
+"""Single events per second and process: launches, calls and allocations each."""
+_WINDOW_NS = 1 << 27
+
+
+@dataclass
+class _Process:
+    """``place`` in cuda_procs; ``pid`` on the host; ``leaving``: the next collection forgets it."""
+
+    id: int
+    pid: int
+    place: int
+    row: Rows
+    leaving: bool = False
+    threads: set[int] = field(default_factory=set)
+
+
+class Cuda(BpfProbe):
+    name = "cuda"
+    doc = "processes that use CUDA, and their calls of the driver: counts, time, bytes"
+    module = "cuda"
+    streams = (CUDA_CALLS, META_PROCESS, META_THREAD, META_STRING)
+    source = "cuda.bpf.c"
+    programs = (
+        Program("cuda_exit", "raw_tracepoint", "sched_process_exit"),
+        Program("cuda_exec", "raw_tracepoint", "sched_process_exec"),
+        Program("cuda_fork", "raw_tracepoint", "sched_process_fork"),
+    )
+    rings: ClassVar = {"cuda_seen": _SEEN}
+
+    def __init__(self) -> None:
+        self.serves: dict[Class, tuple[str, str]] = {}
+        """Programs for entry and return ("": none) of functions, by class; set by the probes that
+        build on this one."""
+        self.processes: dict[int, _Process] = {}
+        self._threads: dict[int, tuple[int, bool]] = {}  # by id: place, leaving
+        self._strings: dict[str, int] = {}
+        self._slots: dict[str, int] = {}
+        self._functions: dict[int, Function] = {}  # by string id
+        self._next_row = 0
+        self._free_rows: list[int] = []
+        self._drivers: dict[int, Driver] = {}
+        self._pending: list[Batch] = []
+
+    def defines(self, btf: Btf | None) -> Mapping[str, int]:
+        if platform.machine() != "x86_64":
+            raise Unavailable(f"driver calls are traced on x86_64, not on {platform.machine()}")
+        btf = need_btf(btf)
+        found = {
+            "TASK_THREAD_PID": btf.offset("task_struct", "thread_pid"),
+            "TASK_GROUP_LEADER": btf.offset("task_struct", "group_leader"),
+            "TASK_TGID": btf.offset("task_struct", "tgid"),
+            "TASK_SIGNAL": btf.offset("task_struct", "signal"),
+            "TASK_MM": btf.offset("task_struct", "mm"),
+            "SIGNAL_LIVE": btf.offset("signal_struct", "live.counter"),
+            "PID_LEVEL": btf.offset("pid", "level"),
+            "PID_NUMBERS": btf.offset("pid", "numbers"),
+            "UPID_SIZE": 16,  # struct upid {int nr; struct pid_namespace *ns;}
+        }
+        try:
+            found["MM_XOL_AREA"] = btf.offset("mm_struct", "uprobes_state.xol_area")
+            found["XOL_VADDR"] = btf.offset("xol_area", "vaddr")
+        except BtfError:
+            pass  # then a call that a call jumps to counts as one of its own
+        return found
+
+    def open(self, maps: Mapping[str, Map]) -> None:
+        self._maps = maps
+        self._procs = Places(
+            maps, "cuda_procs", cudamaps.PROCESS, cudamaps.NEXT_PROC, "cuda_free_procs"
+        )
+        self._tasks = Places(
+            maps, "cuda_threads", cudamaps.THREAD, cudamaps.NEXT_THREAD, "cuda_free_threads"
+        )
+        self._cells = Places(
+            maps, "cuda_cells", cudamaps.CELL, cudamaps.NEXT_CELL, "cuda_free_cells"
+        )
+        self._table = MappedArray(maps["cuda_functions"], cudamaps.FUNCTION).live
+        self.config = MappedArray(maps["cuda_config"], cudamaps.CONFIG).live
+        self._lost = MappedArray(maps["cuda_lost"], cudamaps.NUMBER).live
+        self._told = self._lost.copy()
+        self._before = np.zeros(0, cudamaps.CELL)
+        self.config["slow_ns"] = SLOW_NS
+        self.set_budget(BUDGET)
+
+    def set_budget(self, per_second: int) -> None:
+        """How many single events of each kind a process may cause."""
+        self.config["budget"] = max(1, per_second * _WINDOW_NS // 10**9)
+
+    # -- what is traced ------------------------------------------------------------------------
+
+    def string(self, text: str) -> int:
+        """Its number in ``meta.string``."""
+        number = self._strings.get(text)
+        if number is None:
+            number = self._strings[text] = len(self._strings) + 1
+            rows = META_STRING.rows(t=time.monotonic_ns(), id=number, text=[text])
+            self._pending.append((META_STRING, rows))
+        return number
+
+    def function(self, name: int) -> Function | None:
+        """The traced function whose name has this number in ``meta.string``."""
+        return self._functions.get(name)
+
+    def library(self, driver: Driver, returns: bool = True) -> tuple[list[Uprobe], Rows]:
+        """Probes for a library, and where they sit (``meta.placement``).
+
+        ``returns``: whether probes may sit on returns; without, calls are counted and no more.
+        """
+        uprobes: list[Uprobe] = []
+        names = []
+        for symbol, place in driver.entries.items():
+            served = [f for f in functions.services(symbol) if f.cls in self.serves]
+            for i, f in enumerate(served):
+                uprobes += self._uprobes(driver, f, place.offset, first=i == 0, returns=returns)
+            if served:
+                names.append(symbol)
+        placed = [driver.entries[n] for n in names]
+        rows = META_PLACEMENT.rows(
+            t=[time.monotonic_ns()] * len(names),
+            library=[driver.path] * len(names),
+            build_id=[driver.build_id] * len(names),
+            function=names,
+            offset=[p.offset for p in placed],
+            attached=1,
+            cheap=[p.emulated for p in placed],
+            instruction=[p.instruction for p in placed],
+            why=[p.why for p in placed],
+        ) if names else META_PLACEMENT.empty()  # fmt: skip
+        return uprobes, rows
+
+    def _uprobes(
+        self, driver: Driver, f: Function, offset: int, *, first: bool, returns: bool
+    ) -> list[Uprobe]:
+        entry, leave = self.serves[f.cls]
+        flags = f.flags
+        if not (leave and returns):
+            flags |= Flag.ENTRY_ONLY
+        if not first:
+            flags |= Flag.UNCOUNTED
+        at = driver.functions[f.name].offset + offset
+        row = self._free_rows.pop() if self._free_rows else self._next_row
+        if row >= len(self._table):
+            raise ValueError("too many driver libraries")
+        self._next_row = max(self._next_row, row + 1)
+        name = self.string(f.name)
+        self._functions.setdefault(name, f)
+        start, end = driver.text
+        kind, copy, memory = f.codes
+        self._table[row] = (
+            at, start, end, name, flags, self._slot(f.name), f.cls, f.form,
+            kind, copy, memory, f.out, f.address, f.bytes, f.times, f.shift, f.stream, 0,
+        )  # fmt: skip
+        probes = [Uprobe(entry, at, row)]
+        if leave and returns:
+            probes.append(Uprobe(leave, at, row, returns=True))
+        return probes
+
+    def _slot(self, symbol: str) -> int:
+        slot = self._slots.setdefault(symbol, len(self._slots))
+        if slot >= cudamaps.SLOTS:
+            raise ValueError("too many functions")
+        return slot
+
+    # -- who is traced -------------------------------------------------------------------------
+
+    def want(self, pids: Iterable[int]) -> None:
+        """From now on only these processes, those wanted before, and their children to come."""
+        for pid in pids:
+            cudamaps.put(self._maps["cuda_wanted"].fd, _u32(pid), _u32(1))
+        self.config["filter"] = 1
+
+    def wants(self, pid: int) -> bool:
+        """Whether calls of this process are looked at."""
+        wanted = self._maps["cuda_wanted"].fd
+        return not self.config["filter"][0] or cudamaps.has(wanted, _u32(pid), _u32(0))
+
+    def process_seen(self, pid: int, driver: Driver) -> None:
+        """A process maps this library."""
+        self._drivers[pid] = driver
+        for p in self.processes.values():
+            if p.pid == pid and not p.row["ended"][0]:
+                self._publish(p)
+
+    def took(self, ring: str, rows: Rows) -> list[Batch]:
+        self._meet()
+        return self._take()
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def collect(self, now: int) -> list[Batch]:
+        self._meet()
+        self._count(now)
+        self._forget()
+        return self._take()
+
+    def losses(self) -> list[Loss]:
+        lost = self._lost.copy()
+        new, self._told = lost - self._told, lost
+        return [Loss(*_LOST[i], int(new[i])) for i in np.flatnonzero(new[: len(_LOST)])]
+
+    def _take(self) -> list[Batch]:
+        pending, self._pending = self._pending, []
+        return pending
+
+    def _meet(self) -> None:
+        """Take note of processes and threads that have come or gone."""
+        procs = self._procs.live
+        for place in np.flatnonzero(procs["since"]):
+            row = procs[place]
+            p = self.processes.get(int(row["id"]))
+            if p is None:
+                p = self.processes[int(row["id"])] = self._new(int(place), row)
+                self._publish(p)
+            if row["ended"] and not p.row["ended"][0]:
+                p.row["ended"] = time.monotonic_ns()
+                self._drivers.pop(p.pid, None)
+                self._publish(p)
+        tasks = self._tasks.live
+        new = [i for i in np.flatnonzero(tasks["id"]) if int(tasks["id"][i]) not in self._threads]
+        if new:
+            self._threads |= {int(tasks["id"][i]): (int(i), False) for i in new}
+            them = tasks[new]
+            rows = META_THREAD.rows(
+                t=[time.monotonic_ns()] * len(new), id=them["id"], process=them["process"],
+                tid=them["tid"], ns_tid=them["ns_tid"],
+                comm=[processes.printable(c, processes.MAX_COMM) for c in them["comm"].tolist()],
+            )  # fmt: skip
+            self._pending.append((META_THREAD, rows))
+
+    def _new(self, place: int, row: Any) -> _Process:
+        pid = int(row["tgid"])
+        facts = processes.facts(pid) or processes.Facts(pid)
+        return _Process(int(row["id"]), pid, place, META_PROCESS.rows(
+            id=int(row["id"]), pid=pid, ns_pid=int(row["ns_tgid"]), parent=facts.parent,
+            uid=facts.uid, comm=[facts.comm], command=[facts.command], cgroup=[facts.cgroup],
+            container=[facts.container], pod=[facts.pod],
+        ))  # fmt: skip
+
+    def _publish(self, p: _Process) -> None:
+        driver = self._drivers.get(p.pid)
+        if driver and not p.row["ended"][0]:
+            p.row["library"], p.row["driver"] = driver.path, driver.version
+        p.row["t"] = time.monotonic_ns()
+        self._pending.append((META_PROCESS, p.row.copy()))
+
+    def _count(self, now: int) -> None:
+        cells = self._cells.live.copy()
+        before = np.zeros(len(cells), cudamaps.CELL)
+        before[: len(self._before)] = self._before
+        changed = np.zeros(len(cells), bool)
+        for name in ("count", "failed", "busy", "bytes"):
+            changed |= cells[name] != before[name]
+        at = np.flatnonzero(changed & (cells["process"] != 0))
+        if len(at):
+            rows = CUDA_CALLS.empty(len(at))
+            rows["t"] = now
+            rows["process"], rows["function"] = cells["process"][at], cells["name"][at]
+            for name in ("count", "failed", "busy", "bytes", "hist"):
+                rows[name] = cells[name][at] - before[name][at]
+            for i, name in enumerate(rows["function"].tolist()):
+                f = self._functions[name]
+                rows["kind"][i], rows["copy"][i], _ = f.codes
+            self._pending.append((CUDA_CALLS, rows))
+        self._before = cells
+
+    def _forget(self) -> None:
+        """What had ended when the last collection began has been read by every probe since."""
+        tasks = self._tasks.live
+        gone = {id: place for id, (place, leaving) in self._threads.items() if leaving}
+        self._tasks.give_back(gone.values())
+        for id in gone:
+            del self._threads[id]
+        ended = [(id, place) for id, (place, _) in self._threads.items() if tasks["ended"][place]]
+        self._threads |= {id: (place, True) for id, place in ended}
+        left = [p for p in self.processes.values() if p.leaving]
+        if left:
+            cells = self._cells.live
+            them = np.flatnonzero(np.isin(cells["process"], [p.id for p in left]))
+            for i in them.tolist():
+                slot = self._slot_of(int(cells["name"][i]))
+                key = np.array([int(cells["process"][i]) << 32 | slot], "<u8")
+                cudamaps.drop(self._maps["cuda_cells_of"].fd, key)
+            self._cells.give_back(them.tolist())
+            self._before[them] = np.zeros((), cudamaps.CELL)
+            self._procs.give_back([p.place for p in left])
+            for p in left:
+                del self.processes[p.id]
+        for p in self.processes.values():
+            p.leaving = bool(p.row["ended"][0])
+
+    def _slot_of(self, name: int) -> int:
+        f = self._functions[name]
+        return self._slots[f.name]
+
+
+def _u32(value: int) -> npt.NDArray[np.uint32]:
+    return np.array([value], "<u4")
