@@ -1,34 +1,59 @@
-"""Which stacks leak GPU memory: those whose floor rises in every window, and goes on to rise."""
+"""Which stacks leak GPU memory.
+
+A stack leaks whose *floor* rises: the least that it held must have been more in each of several
+windows than in the one before.  What breathes comes back to its floor, and what grew once has one
+that stays.  To tell a leak from the rising half of something slow, the floor must also have risen
+by more than the stack ever fell meanwhile, and above all that it held before; and what is live must
+be as old as the growth is.  Where a process was not seen for long enough, nothing is said of it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsprobe.recordings.session import Session
+import numpy as np
+import numpy.typing as npt
+
+from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings.levels import Levels, read_levels
+from dsprobe.recordings.session import FOREVER, Session
 from dsprobe.recordings.stacks import Stacks
+from dsprobe.recordings.tables import word
+
+SECOND = 10**9
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """When a stack is said to leak.  Times in ns."""
 
-    warmup: int = 10 * 10**9
+    warmup: int = 10 * SECOND
     """After a process was first seen: what it sets up then is no leak."""
-    window: int = 10 * 10**9
+    window: int = 10 * SECOND
     """Shortest window."""
-    windows: int = 6
+    windows: int = 8
     """In each of so many the least that was live must be more than in the one before."""
     min_bytes: int = 1 << 20
-    """Growth below this is not named."""
+    """Growth over all windows below this is not named."""
+    steady: float = 0.35
+    """From each window to the next it must grow by so much of what it grew on average."""
+    old: float = 0.2
+    """Mean age of what is live, as a part of the windows' time and of the part of it that is
+    growth: a half where all of that stays."""
+
+    @property
+    def needed(self) -> int:
+        """How long a process must have been seen."""
+        return self.warmup + self.window * self.windows
 
 
 @dataclass(frozen=True)
 class Leak:
     """A stack of a process whose live memory of ``kind`` rose in each of ``windows`` windows of
-    ``window`` ns.
+    ``window`` ns, the last of which ended at ``end``.
 
     ``rate`` and ``block_rate`` are bytes and blocks per second over these, ``grown`` the bytes,
-    ``live`` and ``blocks`` what is there at the end.
+    ``live`` and ``blocks`` what was there at the end.
     """
 
     process: int
@@ -41,21 +66,107 @@ class Leak:
     block_rate: float
     window: int
     windows: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A process that was seen for ``seen`` ns only: fewer than :attr:`Thresholds.needed`."""
+
+    process: int
+    seen: int
 
 
 @dataclass(frozen=True)
 class Findings:
-    """``leaks``, the fastest first.  ``short`` says what is missing where there was not enough time
-    to tell of some process; empty where all could be judged."""
+    """``leaks``, the fastest first; of ``unjudged`` processes nothing is known yet.  ``left_out``
+    is the number of stacks that were too many to look at."""
 
     leaks: tuple[Leak, ...]
-    short: str
-    start: int
-    end: int
+    unjudged: tuple[Unjudged, ...]
+    judged: tuple[int, ...]
+    left_out: int
 
 
 def find_leaks(
     session: Session, start: int, end: int, stacks: Stacks, thresholds: Thresholds = Thresholds()
 ) -> Findings:
-    """What leaked within [start, end], by its rows of gpu.stack."""
-    raise NotImplementedError
+    """What leaked within [start, end], by the session's rows of gpu.stack."""
+    ended = _ended(session)
+    held, left_out = read_levels(session, start, end, min(thresholds.window, SECOND))
+    leaks: list[Leak] = []
+    unjudged: list[Unjudged] = []
+    judged: list[int] = []
+    for levels in held:
+        # As a process ends it gives back what it holds: that is not looked at.
+        stop = min(end, ended.get(levels.process, FOREVER) - 2 * SECOND)
+        begin = levels.first + thresholds.warmup
+        if stop - begin < thresholds.window * thresholds.windows:
+            unjudged.append(Unjudged(levels.process, max(stop - levels.first, 0)))
+            continue
+        judged.append(levels.process)
+        leaks += _of_process(levels.merged(stacks), begin, stop, thresholds)
+    leaks.sort(key=lambda leak: (-leak.rate, leak.process, leak.stack))
+    return Findings(tuple(leaks), tuple(unjudged), tuple(judged), left_out)
+
+
+def _ended(session: Session) -> dict[int, int]:
+    rows = session.read(cuda.META_PROCESS.name, 0, FOREVER)
+    if not {"id", "ended"} <= set(rows.dtype.names or ()):
+        return {}
+    pairs = zip(rows["id"].tolist(), rows["ended"].tolist(), strict=True)
+    return {id: ended for id, ended in pairs if ended}
+
+
+def _of_process(levels: Levels, begin: int, stop: int, th: Thresholds) -> list[Leak]:
+    """The newest windows are as long as the time allows; where the floor did not rise in these,
+    they are tried at half the length, and so on: a leak may have begun late."""
+    found: list[Leak] = []
+    first = -(-(begin - levels.start) // levels.width)
+    last = (stop - levels.start) // levels.width  # cells first to last - 1
+    per, least = (last - first) // th.windows, -(-th.window // levels.width)
+    known = np.zeros(len(levels.keys), bool)
+    while per >= least:
+        leaking, grown = _rising(levels, last, per, th)
+        new = np.flatnonzero(leaking & ~known).tolist()
+        found += [_leak(levels, i, last, per, float(grown[i]), th) for i in new]
+        known |= leaking
+        per = max(per // 2, least) if per > least else 0
+    return found
+
+
+def _rising(
+    levels: Levels, last: int, per: int, th: Thresholds
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    """Which stacks leaked in the windows of ``per`` cells that end before cell ``last``, and by how
+    many bytes their floor rose."""
+    first = last - per * th.windows
+    low, high = levels.low[:, first:last], levels.high[:, first:last]
+    floors = low.reshape(len(low), th.windows, per).min(axis=2)
+    steps = np.diff(floors, axis=1)
+    grown = floors[:, -1] - floors[:, 0]
+    leaking = (steps > 0).all(axis=1) & (grown >= th.min_bytes)
+    leaking &= (steps >= th.steady * grown[:, None] / (th.windows - 1)).all(axis=1)
+    # It rose by more than it fell at any time ...
+    peak = np.maximum.accumulate(high, axis=1)
+    leaking &= grown > (peak[:, :-1] - low[:, 1:]).max(axis=1, initial=0)
+    # ... and over all that it had held before.
+    leaking &= floors[:, -1] > levels.high[:, :first].max(axis=1, initial=0)
+    live, born = levels.last[:, last - 1], levels.born[:, last - 1]
+    end = levels.start + last * levels.width
+    share = np.minimum(grown / np.maximum(live, 1), 1)
+    young = end - born < th.old * share * per * th.windows * levels.width
+    return leaking & ~(young & (born > 0)), grown
+
+
+def _leak(levels: Levels, i: int, last: int, per: int, grown: float, th: Thresholds) -> Leak:
+    _, stack, kind = levels.keys[i]
+    first = last - per * th.windows
+    length = per * levels.width / SECOND
+    blocks = levels.blocks[i]
+    return Leak(
+        levels.process, stack, word(cuda.MEMORY_KINDS, kind), int(levels.last[i, last - 1]),
+        int(blocks[last - 1]), int(grown), grown / (length * (th.windows - 1)),
+        max(float(blocks[last - 1] - blocks[first]), 0.0) / (length * th.windows),
+        per * levels.width, th.windows, levels.start + last * levels.width,
+    )  # fmt: skip
