@@ -43,7 +43,10 @@ def key(job: dict[str, Any]) -> str:
 
 def _bcc() -> list[str]:
     """Which bcc would compile, without importing it."""
-    spec = importlib.util.find_spec("bcc")
+    try:
+        spec = importlib.util.find_spec("bcc")
+    except ValueError:  # it is loaded, and is no module
+        spec = None
     if spec is None or not spec.origin:
         return []
     version = Path(spec.origin).with_name("version.py")
