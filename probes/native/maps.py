@@ -19,6 +19,7 @@ MAX_MAPS = 16 << 20  # bytes; a process may have 65,530 mappings by default (vm.
 MAX_RANGES = 8192
 MAX_TASKS = 64
 VDSO = "[vdso]"
+_SHARED = "/dev/zero (deleted)"  # MAP_ANONYMOUS | MAP_SHARED
 _LINE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)$", re.MULTILINE
 )
@@ -55,7 +56,9 @@ class Maps:
         for m in _LINE.finditer(text):
             low, high, offset = int(m[1], 16), int(m[2], 16), int(m[3], 16)
             inode, path = int(m[5]), m[6].decode("utf-8", "replace")
-            if inode:
+            if path == _SHARED:
+                inode, path = 0, ""
+            elif inode:
                 path = path.removesuffix(" (deleted)")
             elif path != VDSO:
                 path = ""
