@@ -15,6 +15,7 @@
 #define CUDA_SLOTS 512  /* names of functions */
 #define CUDA_DEPTH 4    /* calls open at once in a thread: a callback that makes calls, and so on */
 #define CUDA_LOCAL_STREAMS 4
+#define STREAM_PER_THREAD 2 /* CU_STREAM_PER_THREAD */
 
 enum cuda_class {
 	CLASS_NONE, CLASS_LAUNCH, CLASS_CALL, CLASS_ALLOC, CLASS_FREE, CLASS_CONTEXT, CLASS_NAME,
@@ -29,6 +30,7 @@ enum cuda_form {
 	FORM_CREATE, FORM_DESTROY, FORM_PRIMARY_RETAIN, FORM_PRIMARY_RELEASE, FORM_PRIMARY_RESET,
 	FORM_SET, FORM_PUSH, FORM_POP,
 	FORM_NAMED, FORM_ALIAS, FORM_TOLD,
+	FORM_GRID,
 };
 
 enum cuda_flag {
@@ -56,7 +58,7 @@ struct call {
 	u64 sp, ret, t;
 	u64 a[6];       /* arguments in registers */
 	u64 stream, bytes; /* for whoever opened it */
-	u32 cookie, pad;
+	u32 cookie, copy;
 };
 
 struct cuda_gap {       /* the longest of one interval between two readings */
@@ -342,6 +344,24 @@ static __always_inline int cuda_is_trampoline(u64 ret)
 #endif
 }
 
+/* The stack grows down: what was opened at or below this frame is not there any more (longjmp), but
+ * for a call that has jumped here, which is why this one returns to the trampoline: then it is part
+ * of that one, and 1 is returned. */
+static __always_inline int cuda_abandon(struct thread *t, u64 sp, u64 ret)
+{
+	u32 depth = t->depth;
+#pragma unroll
+	for (int i = CUDA_DEPTH - 1; i >= 0; i--) {
+		if (depth != i + 1 || t->open[i].sp > sp)
+			continue;
+		if (t->open[i].sp == sp && cuda_is_trampoline(ret))
+			return 1;
+		depth = i;
+	}
+	t->depth = depth;
+	return 0;
+}
+
 /* The way in: counts the call and opens it.  NULL where it is nested in another (its return address
  * lies in the library), where its process is not wanted, or where returns are not traced. */
 static __always_inline struct call *cuda_enter(struct pt_regs *ctx, struct thread **thread,
@@ -359,24 +379,14 @@ static __always_inline struct call *cuda_enter(struct pt_regs *ctx, struct threa
 		return NULL;
 	*thread = t;
 	*function = f;
+	if (cuda_abandon(t, sp, ret))
+		return NULL;
 	u32 depth = t->depth;
-	/* The stack grows down: what was opened at or below this frame is not there any more
-	 * (longjmp), but for a call that has jumped here: then both return to the trampoline. */
-#pragma unroll
-	for (int i = CUDA_DEPTH - 1; i >= 0; i--) {
-		if (depth != i + 1 || t->open[i].sp > sp)
-			continue;
-		if (t->open[i].sp == sp && cuda_is_trampoline(ret))
-			return NULL;
-		depth = i;
-	}
 	struct cell *c = cuda_cell(t, f);
 	if (c && !(f->flags & FLAG_UNCOUNTED))
 		__sync_fetch_and_add(&c->count, 1);
-	if (f->flags & FLAG_ENTRY_ONLY) {
-		t->depth = depth;
+	if (f->flags & FLAG_ENTRY_ONLY)
 		return NULL;
-	}
 	if (depth >= CUDA_DEPTH) {
 		cuda_lose(LOST_DEPTH);
 		return NULL;

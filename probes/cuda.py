@@ -21,6 +21,7 @@ from dsprobe.probes.btf import Btf, BtfError
 from dsprobe.probes.cudamaps import Places
 from dsprobe.probes.driver import Driver
 from dsprobe.probes.functions import Class, Flag, Function
+from dsprobe.probes.hashmap import HashMap
 from dsprobe.probes.maps import MappedArray
 from dsprobe.probes.probe import (
     Batch,
@@ -84,15 +85,17 @@ class Cuda(BpfProbe):
         Program("cuda_fork", "raw_tracepoint", "sched_process_fork"),
     )
     rings: ClassVar = {"cuda_seen": _SEEN}
+    INIT_SLOT: ClassVar[int] = 0
+    """Slot of cuInit: a process that has a cell there was seen from its beginning on."""
 
     def __init__(self) -> None:
         self.serves: dict[Class, tuple[str, str]] = {}
         """Programs for entry and return ("": none) of functions, by class; set by the probes that
         build on this one."""
         self.processes: dict[int, _Process] = {}
-        self._threads: dict[int, tuple[int, bool]] = {}  # by id: place, leaving
+        self._met: dict[int, tuple[int, bool]] = {}  # by id: place, leaving
         self._strings: dict[str, int] = {}
-        self._slots: dict[str, int] = {}
+        self._slots: dict[str, int] = {"cuInit": self.INIT_SLOT}
         self._functions: dict[int, Function] = {}  # by string id
         self._next_row = 0
         self._free_rows: list[int] = []
@@ -122,11 +125,12 @@ class Cuda(BpfProbe):
         return found
 
     def open(self, maps: Mapping[str, Map]) -> None:
-        self._maps = maps
+        self._wanted = HashMap(maps["cuda_wanted"], "<u4", "<u4")
+        self._cells_of = HashMap(maps["cuda_cells_of"], "<u8", "<u4")
         self._procs = Places(
             maps, "cuda_procs", cudamaps.PROCESS, cudamaps.NEXT_PROC, "cuda_free_procs"
         )
-        self._tasks = Places(
+        self.threads = Places(
             maps, "cuda_threads", cudamaps.THREAD, cudamaps.NEXT_THREAD, "cuda_free_threads"
         )
         self._cells = Places(
@@ -155,9 +159,12 @@ class Cuda(BpfProbe):
             self._pending.append((META_STRING, rows))
         return number
 
-    def function(self, name: int) -> Function | None:
-        """The traced function whose name has this number in ``meta.string``."""
-        return self._functions.get(name)
+    def names(self, cookies: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """``meta.string`` ids of the functions that these cookies of uprobes stand for."""
+        names: npt.NDArray[np.uint32] = self._table["name"][
+            np.minimum(cookies, len(self._table) - 1)
+        ]
+        return names
 
     def library(self, driver: Driver, returns: bool = True) -> tuple[list[Uprobe], Rows]:
         """Probes for a library, and where they sit (``meta.placement``).
@@ -224,13 +231,12 @@ class Cuda(BpfProbe):
     def want(self, pids: Iterable[int]) -> None:
         """From now on only these processes, those wanted before, and their children to come."""
         for pid in pids:
-            cudamaps.put(self._maps["cuda_wanted"].fd, _u32(pid), _u32(1))
+            self._wanted.put(pid, 1)
         self.config["filter"] = 1
 
     def wants(self, pid: int) -> bool:
         """Whether calls of this process are looked at."""
-        wanted = self._maps["cuda_wanted"].fd
-        return not self.config["filter"][0] or cudamaps.has(wanted, _u32(pid), _u32(0))
+        return not self.config["filter"][0] or self._wanted.get(pid) is not None
 
     def process_seen(self, pid: int, driver: Driver) -> None:
         """A process maps this library."""
@@ -273,10 +279,10 @@ class Cuda(BpfProbe):
                 p.row["ended"] = time.monotonic_ns()
                 self._drivers.pop(p.pid, None)
                 self._publish(p)
-        tasks = self._tasks.live
-        new = [i for i in np.flatnonzero(tasks["id"]) if int(tasks["id"][i]) not in self._threads]
+        tasks = self.threads.live
+        new = [i for i in np.flatnonzero(tasks["id"]) if int(tasks["id"][i]) not in self._met]
         if new:
-            self._threads |= {int(tasks["id"][i]): (int(i), False) for i in new}
+            self._met |= {int(tasks["id"][i]): (int(i), False) for i in new}
             them = tasks[new]
             rows = META_THREAD.rows(
                 t=[time.monotonic_ns()] * len(new), id=them["id"], process=them["process"],
@@ -323,21 +329,20 @@ class Cuda(BpfProbe):
 
     def _forget(self) -> None:
         """What had ended when the last collection began has been read by every probe since."""
-        tasks = self._tasks.live
-        gone = {id: place for id, (place, leaving) in self._threads.items() if leaving}
-        self._tasks.give_back(gone.values())
+        tasks = self.threads.live
+        gone = {id: place for id, (place, leaving) in self._met.items() if leaving}
+        self.threads.give_back(gone.values())
         for id in gone:
-            del self._threads[id]
-        ended = [(id, place) for id, (place, _) in self._threads.items() if tasks["ended"][place]]
-        self._threads |= {id: (place, True) for id, place in ended}
+            del self._met[id]
+        ended = [(id, place) for id, (place, _) in self._met.items() if tasks["ended"][place]]
+        self._met |= {id: (place, True) for id, place in ended}
         left = [p for p in self.processes.values() if p.leaving]
         if left:
             cells = self._cells.live
             them = np.flatnonzero(np.isin(cells["process"], [p.id for p in left]))
-            for i in them.tolist():
-                slot = self._slot_of(int(cells["name"][i]))
-                key = np.array([int(cells["process"][i]) << 32 | slot], "<u8")
-                cudamaps.drop(self._maps["cuda_cells_of"].fd, key)
+            slots = [self._slots[self._functions[n].name] for n in cells["name"][them].tolist()]
+            keys = cells["process"][them].astype("<u8") << 32 | np.array(slots, "<u8")
+            self._cells_of.delete(keys)
             self._cells.give_back(them.tolist())
             self._before[them] = np.zeros((), cudamaps.CELL)
             self._procs.give_back([p.place for p in left])
@@ -345,11 +350,3 @@ class Cuda(BpfProbe):
                 del self.processes[p.id]
         for p in self.processes.values():
             p.leaving = bool(p.row["ended"][0])
-
-    def _slot_of(self, name: int) -> int:
-        f = self._functions[name]
-        return self._slots[f.name]
-
-
-def _u32(value: int) -> npt.NDArray[np.uint32]:
-    return np.array([value], "<u4")

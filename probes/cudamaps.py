@@ -19,7 +19,7 @@ from dsprobe.probes.maps import MappedArray
 from dsprobe.probes.probe import Map
 from dsprobe.recordings.cudastreams import LAUNCH_SLOTS
 
-_MAP_UPDATE_ELEM, _MAP_DELETE_ELEM, _MAP_LOOKUP_ELEM = 2, 3, 1
+_MAP_UPDATE_ELEM = 2
 SLOTS, DEPTH, BUDGETS, LOCAL_STREAMS = 512, 4, 3, 4
 
 FUNCTION = np.dtype(
@@ -30,7 +30,7 @@ FUNCTION = np.dtype(
 )  # fmt: skip
 CALL = np.dtype(
     [("sp", "<u8"), ("ret", "<u8"), ("t", "<u8"), ("a", "<u8", 6), ("stream", "<u8"),
-     ("bytes", "<u8"), ("cookie", "<u4"), ("pad", "<u4")]
+     ("bytes", "<u8"), ("cookie", "<u4"), ("copy", "<u4")]
 )  # fmt: skip
 GAP = np.dtype(
     [("longest", "<u8"), ("end", "<u8"), ("within_time", "<u8"), ("within", "<u4"),
@@ -83,36 +83,6 @@ class Places:
 
 
 def push(queue: int, value: int) -> None:
-    """Put a u32 into a queue map."""
+    """Put a u32 into a queue map (BPF_MAP_UPDATE_ELEM, without a key)."""
     cell = np.array([value], "<u4")
-    _element(_MAP_UPDATE_ELEM, queue, None, cell)
-
-
-def put(map: int, key: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:
-    """Set an element of a hash map; OSError where it is full."""
-    _element(_MAP_UPDATE_ELEM, map, key, value)
-
-
-def has(map: int, key: npt.NDArray[Any], value: npt.NDArray[Any]) -> bool:
-    """Whether a hash map holds ``key``; its value is then in ``value``."""
-    try:
-        _element(_MAP_LOOKUP_ELEM, map, key, value)
-    except OSError:
-        return False
-    return True
-
-
-def drop(map: int, key: npt.NDArray[Any]) -> None:
-    """Take an element out of a hash map, if it is there."""
-    try:
-        _element(_MAP_DELETE_ELEM, map, key, None)
-    except OSError:
-        pass
-
-
-def _element(
-    command: int, map: int, key: npt.NDArray[Any] | None, value: npt.NDArray[Any] | None
-) -> None:
-    """BPF_MAP_*_ELEM (include/uapi/linux/bpf.h)."""
-    at = [0 if x is None else x.ctypes.data for x in (key, value)]
-    syscalls.bpf(command, struct.pack("<IIQQQ", map, 0, *at, 0))
+    syscalls.bpf(_MAP_UPDATE_ELEM, struct.pack("<IIQQQ", queue, 0, 0, cell.ctypes.data, 0))

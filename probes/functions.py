@@ -39,7 +39,7 @@ class Form(IntEnum):
     CONFIG = 2  # CUlaunchConfig *, f
     MULTI = 3  # CUDA_LAUNCH_PARAMS *, count: each is a launch; the first one is told
     GRAPH = 4  # exec, stream
-    OLD = 5  # f, and maybe grid x y: the rest was set before
+    OLD = 5  # f; the rest was set before
     # copies
     BOX2 = 6  # CUDA_MEMCPY2D *
     BOX3 = 7  # CUDA_MEMCPY3D *
@@ -62,6 +62,7 @@ class Form(IntEnum):
     NAMED = 21  # handle is put where argument 1 points, argument 3 is the name
     ALIAS = 22  # handle is put where argument 1 points, of the kernel in argument 2
     TOLD = 23  # name is put where argument 1 points, of the handle in argument 2
+    GRID = 24  # f, grid x y, maybe a stream: a launch of old
 
 
 class Flag(IntFlag):
@@ -172,8 +173,8 @@ _launch("cuLaunchKernelEx", Form.CONFIG)
 _launch("cuLaunchCooperativeKernelMultiDevice", Form.MULTI)
 _launch("cuGraphLaunch", Form.GRAPH, 2)
 _launch("cuLaunch", Form.OLD)
-_launch("cuLaunchGrid", Form.OLD)
-_launch("cuLaunchGridAsync", Form.OLD, 4)
+_launch("cuLaunchGrid", Form.GRID)
+_launch("cuLaunchGridAsync", Form.GRID, 4)
 
 # -- calls that can block --------------------------------------------------------------------------
 _call("cuInit")
