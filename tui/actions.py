@@ -20,8 +20,12 @@ class Action:
     screens: tuple[str, ...] = ()
 
 
+_TREES = ("memory", "launches")
+
 ACTIONS: tuple[Action, ...] = (
     Action("lanes", ("1",), "Lanes: everything on one clock", "Screens"),
+    Action("memory", ("2",), "Memory: GPU memory by the stack that allocated it", "Screens"),
+    Action("launches", ("3",), "Launches: by process, thread and stream", "Screens"),
     Action("pause", ("space",), "Pause, or go on (a live session is still collected)", "Play"),
     Action("reverse", ("r",), "Play backwards, or forwards again", "Play"),
     Action("slower", ("<", ","), "Half the speed", "Play"),
@@ -50,6 +54,15 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "table", ("tab",), "Next table: CPUs, flows, vectors, slowest, none", "Rows", ("lanes",)
     ),
+    Action("sort", ("o", "tab"), "Next order of rows", "Rows", _TREES),
+    Action("toggle", ("enter",), "Open or close the row", "Rows", _TREES),
+    Action("open", ("right",), "Open the row", "Rows", _TREES),
+    Action("close", ("left",), "Close the row, or go to the one above it", "Rows", _TREES),
+    Action("open_all", ("*", "e"), "Open all rows, or close them", "Rows", _TREES),
+    Action(
+        "since", ("a",), "What grew since marker A, or over the time in view", "Rows", ("memory",)
+    ),
+    Action("set_since", ("A",), "Make this moment marker A", "Rows", ("memory",)),
     Action("problems", ("p",), "Losses, damage, and what is missing and why", "Session"),
     Action("save", ("s",), "Save what is held to a file", "Session"),
     Action("palette", (":", "ctrl+p"), "Find an action by name", "Session"),

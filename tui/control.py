@@ -9,13 +9,21 @@ from dsprobe.tui.actions import Action, by_key
 from dsprobe.tui.draw import body_rows, columns, draw
 from dsprobe.tui.glyphs import Glyphs
 from dsprobe.tui.lanes import LanesScreen
+from dsprobe.tui.launches import LaunchesScreen
 from dsprobe.tui.lines import Line
+from dsprobe.tui.memory import MemoryScreen
 from dsprobe.tui.observer import Observer
 from dsprobe.tui.pages import help_page, page_lines, problems_page
 from dsprobe.tui.player import FAR, SEEK
 from dsprobe.tui.prompt import Prompt, prompt_lines
 from dsprobe.tui.screen import Screen
 from dsprobe.tui.snapshot import Snapshot
+
+
+def every_screen() -> tuple[Screen, ...]:
+    """All screens, as they are at the start."""
+    return LanesScreen(), MemoryScreen(), LaunchesScreen()
+
 
 Save = Callable[[str], str]
 
@@ -47,7 +55,7 @@ class Control:
     ) -> None:
         self.observer, self.player = observer, observer.player
         self.glyphs = glyphs
-        self.screens: dict[str, Screen] = {s.id: s for s in (LanesScreen(),)}
+        self.screens: dict[str, Screen] = {s.id: s for s in every_screen()}
         self.screen = self.screens["lanes"]
         self.observer.screen = self.screen
         self.snapshot: Snapshot | None = None

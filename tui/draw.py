@@ -44,6 +44,7 @@ def header(snap: Snapshot, glyphs: Glyphs, width: int) -> Line:
         (snap.time, "bar", 2),
         (f"{snap.mode} {snap.detail}".strip(), "mode", 0),
         (f"dsprobe {snap.overhead}", "bar", 7),
+        (snap.shed, "warn", 2),
         (lost, "bad" if snap.lost else "bar", 1 if snap.lost else 5),
         (f"{units.span(snap.window.width)}/col", "bar", 6),
         (first_problem + more, "bad", 4),
@@ -65,7 +66,9 @@ def header(snap: Snapshot, glyphs: Glyphs, width: int) -> Line:
 
 
 _HINTS = ("quit", "help", "pause", "back", "step", "zoom_in", "jump", "table", "problems", "save")
-_HINT_WORDS = {"back": "seek", "zoom_in": "zoom"}
+_OWN = ("quit", "help")  # before the screen's own
+_HINT_WORDS = {"back": "seek", "zoom_in": "zoom", "toggle": "open", "since": "since A",
+               "open_all": "open all"}  # fmt: skip
 _HINT_KEYS = {"back": "[ ]", "step": "t T", "zoom_in": "+ -"}
 
 
@@ -79,7 +82,7 @@ def bottom(snap: Snapshot, screen: Screen, glyphs: Glyphs, width: int, message: 
     here = {a.id: a for a in on_screen(screen.id)}
     hints = [
         f"{_HINT_KEYS.get(i, key_name(here[i].keys[0]))} {_HINT_WORDS.get(i, i)}"
-        for i in _HINTS
+        for i in (*_OWN, *screen.hints, *_HINTS[len(_OWN) :])
         if i in here
     ]
     line = " " + (glyphs.clean(f"filter: {screen.filter}  ") if screen.filter else "")

@@ -20,6 +20,7 @@ class Glyphs:
     zero: str
     rule: str
     marker: str
+    alert: str
     to_ascii: bool
 
     def bars(self, values: npt.NDArray[np.float64], scale: float, height: int = 1) -> list[str]:
@@ -61,8 +62,8 @@ class Glyphs:
 
 _ASCII = {"→": ">", "µ": "u", "×": "x", "–": "-", "—": "-", "…": ".", "’": "'", "≥": ">", "≤": "<"}
 
-BLOCKS = Glyphs("▁▂▃▄▅▆▇█", ".", "│", "▼", to_ascii=False)
-ASCII = Glyphs("_:-=+*#@", ".", "|", "v", to_ascii=True)
+BLOCKS = Glyphs("▁▂▃▄▅▆▇█", ".", "│", "▼", "▲", to_ascii=False)
+ASCII = Glyphs("_:-=+*#@", ".", "|", "v", "!", to_ascii=True)
 
 _POOR = ("linux", "vt100", "vt102", "vt220", "dumb", "ansi")
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.identities import Identities
+from dsprobe.recordings.samples import ending
 from dsprobe.recordings.session import FOREVER, Clock, Session, clock, facts
+from dsprobe.recordings.stacks import Stacks
 from dsprobe.recordings.timeline import SECOND, Curve, Timeline, Window
 from dsprobe.tui import units
 from dsprobe.tui.lanes import LanesScreen
@@ -22,6 +25,8 @@ CLOCK_AGE = 10 * SECOND  # a pair of clocks is good for this long
 MAX_MARKERS = 1000
 SHED_EVERY = 12 * SECOND
 """A lane that is shed is still seen for a second in ten."""
+SHED_SEEN = 3 * SECOND
+_SHED = ((cuda.CUDA_THREAD, "launch events"), (cuda.GPU_MEMORY, "allocations"))
 SAMPLED = frozenset({"cpu.runq"})  # lanes that see a sample, not everything
 
 
@@ -36,7 +41,7 @@ class Observer:
         self.relative = False
         self.scale = Scale(Clock(np.empty(0, np.int64), np.empty(0, np.int64), 0), 0)
         self._timeline = Timeline(session)
-        self._who = Identities(session)
+        self._who, self._stacks = Identities(session), Stacks(session)
         self._facts: dict[str, str] = {}
         self._paired = -CLOCK_AGE
         self._body: tuple[Any, Body] = (None, Body())
@@ -61,6 +66,7 @@ class Observer:
         curves = self._timeline.curves(window, position if not following else FOREVER)
         at = min((bucket + 1) * window.width, max(position, 1))
         lost = session.lost()
+        screen = self.screen
         return Snapshot(
             host=self._facts.get("host", "?"),
             source=session.name,
@@ -71,15 +77,17 @@ class Observer:
             overhead=self._overhead(position),
             lost=dict(lost),
             problems=problems,
-            shed="",
+            shed=self._shed(at),
             window=window,
             cursor=cursor,
             show_cursor=not following,
             ticks=_columns(scale.ticks(window.start, window.end, 14 * window.width), window),
             markers=_columns([(m.t, m.label) for m in markers], window),
             lanes=tuple(_lane_view(curve, cursor, window) for curve in curves),
+            at=position,
             cuda=len(self._who.processes) > 0,
-            body=self._look_up(at, window, markers),
+            screen=screen.id,
+            body=self._look_up(screen, at, window, markers),
             empty=end == 0,
         )
 
@@ -112,9 +120,23 @@ class Observer:
         cpu = 100.0 * (float(row["agent_cpu"]) + float(row["bpf_cpu"])) / max(int(row["dt"]), 1)
         return f"{units.digits(cpu)}% of a core {units.size(int(row['rss']))}"
 
-    def _look_up(self, at: int, window: Window, markers: tuple[Marker, ...]) -> Body:
+    def _shed(self, at: int) -> str:
+        """Whose single events are left out at ``at``, to save cost."""
+        found = []
+        for stream, what in _SHED:
+            rows = ending(self.session, stream, at - SHED_SEEN, at)
+            ids = np.unique(rows["process"][rows["shed"] > 0]).tolist()
+            if ids:
+                pids = [str(self._who.process(id).pid or "?") for id in ids]
+                more = f" and {len(pids) - 2} more" if len(pids) > 2 else ""
+                found.append(f"{what} of PID {', '.join(pids[:2])}{more}")
+        return f"SHED {'; '.join(found)}" if found else ""
+
+    def _look_up(
+        self, screen: Screen, at: int, window: Window, markers: tuple[Marker, ...]
+    ) -> Body:
         """What the chosen screen shows at ``at``, anew when a second has passed."""
-        screen, asked = self.screen, self.screen.asked()
+        asked = screen.asked()
         at -= at % SECOND if window.width < SECOND else 0
         # Rows of the last moments are still coming in: look again after a second, and another.
         end = self.player.end
@@ -124,9 +146,9 @@ class Observer:
         key = (screen.id, asked, at, window.width, window.count, arrived, markers, silent,
                scale.relative)  # fmt: skip
         if key != self._body[0]:
-            moment = Moment(
-                self.session, self._timeline, scale, window, self.player.start, end, at, markers
-            )
+            begin = self.player.start
+            moment = Moment(self.session, self._timeline, scale, window, begin, end, at, self._who,
+                            self._stacks, markers)  # fmt: skip
             self._body = (key, screen.look(asked, moment))
         return self._body[1]
 

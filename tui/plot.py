@@ -71,6 +71,15 @@ def axis(snap: Snapshot, glyphs: Glyphs, columns: Columns) -> Line:
     return fit(spans, columns.width)
 
 
+def strip(snap: Snapshot, key: str, glyphs: Glyphs, columns: Columns) -> list[Line]:
+    """The time axis and one lane under it, for a screen that shows something else."""
+    lines = [axis(snap, glyphs, columns)]
+    for lane in snap.lanes:
+        if lane.key == key:
+            lines += lane_lines(lane, False, snap, glyphs, columns, 1)
+    return [*lines, fit([], columns.width)][:2]
+
+
 def lane_lines(
     lane: LaneView, selected: bool, snap: Snapshot, glyphs: Glyphs, columns: Columns, tall: int
 ) -> list[Line]:

@@ -13,8 +13,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from dsprobe.recordings.identities import Identities
 from dsprobe.recordings.session import Session
-from dsprobe.recordings.timeline import Timeline, Window
+from dsprobe.recordings.stacks import Stacks
+from dsprobe.recordings.timeline import SECOND, Timeline, Window
 from dsprobe.tui.glyphs import Glyphs
 from dsprobe.tui.lines import Line
 from dsprobe.tui.player import Marker
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Moment:
-    """Where to look: at ``at``, of a session that holds [begin, end], through ``window``."""
+    """Where to look: at ``at``, of a session that holds [begin, end], through ``window``.
+
+    ``who`` and ``stacks`` say what numbers in rows stand for; ``stacks`` has to be refreshed before
+    use.
+    """
 
     session: Session
     timeline: Timeline
@@ -35,7 +41,16 @@ class Moment:
     begin: int
     end: int
     at: int
+    who: Identities
+    stacks: Stacks
     markers: tuple[Marker, ...]
+
+    @property
+    def start(self) -> int:
+        """Where what is in view begins: on a whole second as ``at`` is, where columns are
+        shorter."""
+        start = max(self.window.start, self.begin)
+        return min(start - (start % SECOND if self.window.width < SECOND else 0), self.at)
 
 
 class Body:
@@ -43,9 +58,11 @@ class Body:
 
 
 class Screen(ABC):
-    """``id`` is the action that chooses it.  ``filter`` is what rows have to contain."""
+    """``id`` is the action that chooses it, ``hints`` its own actions that are used most.
+    ``filter`` is what rows have to contain."""
 
     id: ClassVar[str]
+    hints: ClassVar[tuple[str, ...]] = ()
     filter: str = ""
 
     def columns(self, width: int, rows: int) -> int:

@@ -35,10 +35,10 @@ class LaneView:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """``mode`` is LIVE, PAUSED or PLAY, ``detail`` how far behind or how fast.  Columns of
-    ``ticks`` and ``markers`` are those of the window; ``lost`` counts rows by stream; ``shed`` says
-    what is left out now to save cost; ``cuda`` is whether any process was seen to use CUDA;
-    ``body`` is the chosen screen's."""
+    """``mode`` is LIVE, PAUSED or PLAY, ``detail`` how far behind or how fast.  ``at`` is the
+    playhead's moment; columns of ``ticks`` and ``markers`` are those of the window; ``lost`` counts
+    rows by stream; ``shed`` says what is left out now to save cost; ``cuda`` is whether any process
+    was seen to use CUDA; ``body`` is of the ``screen`` that was chosen."""
 
     host: str
     source: str
@@ -50,6 +50,7 @@ class Snapshot:
     lost: dict[str, int]
     problems: tuple[str, ...]
     shed: str
+    at: int
     window: Window
     cursor: int
     show_cursor: bool
@@ -57,5 +58,6 @@ class Snapshot:
     markers: tuple[tuple[int, str], ...]
     lanes: tuple[LaneView, ...]
     cuda: bool = False
+    screen: str = ""
     body: Body = field(default_factory=Body)
     empty: bool = False

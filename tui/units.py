@@ -47,6 +47,12 @@ def size(value: float) -> str:
     return f"{value:.0f}"
 
 
+def change(value: float) -> str:
+    """``+92.1M``, of 1024"""
+    sign = "-" if value < 0 else "+" if value > 0 else ""
+    return sign + size(abs(value))
+
+
 def bound(value: float) -> str:
     """``≤1.05ms``: the upper edge of a slot of a log2 histogram; the last one has none."""
     if not math.isfinite(value):

@@ -28,7 +28,7 @@ class MemorySession:
         self._frames: dict[str, list[Rows]] = {}
         self._span = (0, 0)
 
-    def append(self, stream: str, **columns: object) -> None:
+    def append(self, stream: str, /, **columns: object) -> None:
         self._pending.append((stream, st.STREAMS[stream].rows(**columns)))
 
     def append_rows(self, stream: Stream, rows: Rows) -> None:

@@ -1,0 +1,304 @@
+"""What the screen of memory shows, made off the render path: stacks as a tree, and the leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dsprobe.recordings.cudastreams import ON_DEVICE
+from dsprobe.recordings.identities import Process
+from dsprobe.recordings.leaks import Findings, Leak, find_leaks
+from dsprobe.recordings.memory import KindMemory, Memory, StackMemory, memory_at
+from dsprobe.recordings.session import Session
+from dsprobe.recordings.stacks import Frame, where
+from dsprobe.recordings.timeline import SECOND
+from dsprobe.tui import units
+from dsprobe.tui.screen import Moment
+from dsprobe.tui.stacktree import Amounts, Branch, StackTree, branches
+from dsprobe.tui.treescreen import TreeBody, TreeRow, empty, state
+
+KINDS = {
+    "device": ON_DEVICE,
+    "host": ("host", "registered"),
+    "address space": ("reserved", "mapped", "ipc"),
+}
+"""What the tree is of, by name: kinds of memory that can be added up."""
+ORDERS = ("growth", "live", "blocks", "age")
+LEAKS_OVER = 600 * SECOND
+"""Time in which leaks are looked for."""
+LEAKS_EVERY = 5 * SECOND
+MAX_ROWS = 2000
+FEW = 3
+"""So many processes are open from the start."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """``kind`` is a key of :data:`KINDS`, ``order`` one of :data:`ORDERS`; ``toggled`` are the
+    nodes that the user opened or closed.
+
+    Growth is since ``since``, else since the last marker where ``marked``, else over the time in
+    view.
+    """
+
+    kind: str = "device"
+    order: str = "growth"
+    filter: str = ""
+    toggled: frozenset[Hashable] = frozenset()
+    all_open: bool = False
+    marked: bool = False
+    since: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryRow(TreeRow):
+    """A process (``depth`` 0), or stacks that go through the same frames.
+
+    ``grown`` and ``age`` (ns) are as in :class:`dsprobe.recordings.memory.StackMemory`.  ``leaks``
+    counts the stacks in it that leak, ``rate`` (bytes/s) how fast; ``frames`` are those from the
+    innermost one to the outermost.
+    """
+
+    live: int
+    grown: int
+    age: int
+    blocks: int
+    leaks: int
+    rate: float
+    frames: tuple[Frame, ...]
+
+
+class MemoryRows:
+    """Makes the body; keep one per viewer, as it remembers which stacks it has seen."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._tree: StackTree
+        self._leaks: tuple[int, Findings] | None = None
+
+    def look(self, asked: Asked, moment: Moment) -> TreeBody:
+        """The memory at ``moment``."""
+        moment.stacks.refresh()
+        if self._session is not moment.session:
+            self._session, self._leaks = moment.session, None
+            self._tree = StackTree(moment.stacks)
+        since, growth = _since(asked, moment)
+        memory = memory_at(moment.session, moment.at, since)
+        findings = self.findings(moment)
+        kinds = KINDS[asked.kind]
+        leaks = [leak for leak in findings.leaks if leak.kind in kinds]
+        rows, more = self._rows(asked, moment, memory, leaks)
+        return TreeBody(
+            _total(memory, leaks),
+            f"{asked.kind} memory, {growth}",
+            rows,
+            _notes(moment, memory, findings),
+            more,
+            empty(asked.filter, "memory", moment, f"no {asked.kind} memory is allocated"),
+        )
+
+    def findings(self, moment: Moment) -> Findings:
+        """The leaks up to ``moment``, looked for anew every five seconds of the session."""
+        at = moment.at - moment.at % LEAKS_EVERY if moment.session.live else moment.at
+        if self._leaks is None or self._leaks[0] != at:
+            start = max(at - LEAKS_OVER, moment.begin)
+            self._leaks = (at, find_leaks(moment.session, start, at, moment.stacks))
+        return self._leaks[1]
+
+    def _rows(
+        self, asked: Asked, moment: Moment, memory: Memory, leaks: Sequence[Leak]
+    ) -> tuple[tuple[MemoryRow, ...], int]:
+        tree, kinds = self._tree, KINDS[asked.kind]
+        stacks = [s for s in memory.stacks if s.kind in kinds and (s.live or s.grown or s.blocks)]
+        whole = _by_process([k for k in memory.kinds if k.kind in kinds])
+        names = {id: moment.who.process(id).label for id in {s.process for s in stacks} | {*whole}}
+        words = asked.filter.lower().split()
+        if words:
+            stacks = [s for s in stacks if self._passes(s, names[s.process].lower(), words)]
+        leaves = [tree.leaf(s.process, s.stack) for s in stacks]
+        amounts = np.array(
+            [(s.live, s.grown, s.age * s.blocks, s.blocks, 0, 0, 1) for s in stacks], float
+        ).reshape(-1, 7)
+        first = {leaf: i for i, leaf in reversed(list(enumerate(leaves)))}
+        for leak in leaks:  # its stack stands for all that read alike
+            i = first.get(tree.leaf(leak.process, leak.stack))
+            if i is not None:
+                amounts[i, 4:6] += (1, leak.rate)
+        roots = {tree.process(id): id for id in {s.process for s in stacks} | ({*whole} if not words
+                 else set())}  # fmt: skip
+        ends = np.zeros(len(tree.parent), bool)
+        ends[leaves] = True
+        sums = tree.up(leaves, amounts)
+        below = sums.copy()  # what the stacks add up to; a process knows its own sums exactly
+        for node, id in roots.items():
+            if not words and id in whole:
+                sums[node, (0, 1, 3)] = whole[id]
+        opened = len(roots) <= FEW
+
+        def order(node: int) -> tuple[float, ...]:
+            live, grown, aged, blocks, _, rate, _ = sums[node].tolist()
+            by = {
+                "growth": (-rate, -grown),
+                "live": (-live, -grown),
+                "blocks": (-blocks, -live),
+                "age": (-aged / max(blocks, 1), -live),
+            }
+            return by[asked.order]
+
+        def is_open(node: int) -> bool:
+            default = asked.all_open or bool(words) or sums[node, 4] > 0
+            return (default or (opened and tree.parent[node] < 0)) != (node in asked.toggled)
+
+        rows: list[MemoryRow] = []
+        more = 0
+        for branch in branches(tree, list(roots), ends, sums[:, 6] > 0, order, is_open):
+            if len(rows) >= MAX_ROWS:
+                more += 1
+                continue
+            row = self._row(branch, sums)
+            if branch.depth:
+                rows.append(row)
+                continue
+            id = roots[branch.node]
+            process = moment.who.process(id)
+            rows.append(_process_row(row, moment, memory, process, asked.kind))
+            rest = sums[branch.node] - below[branch.node]
+            if row.opened and rest[0] > 0:
+                rows.append(_rest_row(branch.node, rest))
+        return tuple(rows), more
+
+    def _passes(self, row: StackMemory, process: str, words: Sequence[str]) -> bool:
+        text = self._tree.text(self._tree.leaf(row.process, row.stack))
+        return all(word in text or word in process for word in words)
+
+    def _row(self, branch: Branch, sums: Amounts) -> MemoryRow:
+        live, grown, aged, blocks, leaks, rate, _ = sums[branch.node].tolist()
+        frames = tuple(self._tree.path(branch.node))
+        return MemoryRow(
+            branch.node,
+            branch.depth,
+            branch.opened,
+            _name(frames[: len(branch.nodes)]),
+            int(live),
+            int(grown),
+            int(aged / blocks) if blocks else 0,
+            int(blocks),
+            int(leaks),
+            rate,
+            frames,
+        )
+
+
+def short(frame: Frame) -> str:
+    """A frame without the folders of its file."""
+    if frame.kind != "python" or not frame.file:
+        return frame.text
+    place = frame.file.rsplit("/", 1)[-1] + (f":{frame.line}" if frame.line else "")
+    return f"{frame.function or '?'} ({place})"
+
+
+def _name(frames: tuple[Frame, ...]) -> str:
+    """What a row of ``frames``, the innermost first, is called: by its frame that tells most, and
+    those of Python that called that."""
+    if not frames:
+        return ""
+    at = frames.index(where(frames))
+    callers = [f for f in frames[at + 1 :] if f.kind == "python" or frames[at].kind != "python"]
+    return " < ".join(short(f) for f in (frames[at], *callers))
+
+
+def _since(asked: Asked, moment: Moment) -> tuple[int, str]:
+    """The moment that growth is counted from, and what is said of it."""
+    before = [m for m in moment.markers if m.t < moment.at]
+    if asked.since is not None and asked.since < moment.at:
+        return asked.since, f"growth since A, {moment.scale.text(asked.since)}"
+    if asked.marked and before:
+        label = f" ({before[-1].label})" if before[-1].label else ""
+        return before[-1].t, f"growth since A, {moment.scale.text(before[-1].t)}{label}"
+    missing = "no marker A before, " if asked.marked or asked.since is not None else ""
+    return moment.start, f"{missing}growth over {units.span(moment.at - moment.start)} in view"
+
+
+def _by_process(kinds: Sequence[KindMemory]) -> dict[int, tuple[int, int, int]]:
+    """Live bytes, growth and blocks by process, where there is or was anything."""
+    out: dict[int, tuple[int, int, int]] = {}
+    for k in kinds:
+        live, grown, blocks = out.get(k.process, (0, 0, 0))
+        if k.live or k.grown or k.allocs or k.blocks:
+            out[k.process] = (live + k.live, grown + k.grown, blocks + k.blocks)
+    return out
+
+
+def _sums(kinds: Sequence[KindMemory], memory: Memory, without: str = "") -> str:
+    """``12.3G on device, 1.20G on host, 4.51k blocks, 120 allocs/s``; of one process without what
+    stands in its columns."""
+    held = [k for k in kinds if k.device or k.kind in KINDS["host"]]
+    rate = sum(k.allocs for k in held) * 1e9 / max(memory.t - memory.since, 1)
+    parts = [
+        f"{units.size(sum(k.live for k in kinds if k.kind in KINDS[name]))} on {name}"
+        for name in ("device", "host")
+        if name != without
+    ]
+    parts += [] if without else [f"{units.si(sum(k.blocks for k in held))} blocks"]
+    return ", ".join([*parts, f"{units.si(rate)} allocs/s"])
+
+
+def _process_row(row: MemoryRow, moment: Moment, memory: Memory, process: Process,
+                 shown: str) -> MemoryRow:  # fmt: skip
+    kinds = [k for k in memory.kinds if k.process == process.id]
+    ended = " (ended)" if process.ended and process.ended <= moment.at else ""
+    text = f"{process.label}{ended}: {_sums(kinds, memory, shown)}"
+    if process.container:
+        text += f", container {process.container[:12]}"
+    return replace(row, text=text, frames=())
+
+
+def _rest_row(node: int, rest: Amounts) -> MemoryRow:
+    """What a process holds beyond what its stacks say."""
+    said = "no stack is known, as the table of stacks was full or is not all held here"
+    frames = (Frame(0, "status", said),)
+    live, grown, _, blocks, *_ = map(int, rest.tolist())
+    return MemoryRow(-2 - node, 1, None, f"[{said}]", live, grown, 0, blocks, 0, 0.0, frames)
+
+
+def _total(memory: Memory, leaks: Sequence[Leak]) -> str:
+    n = len({k.process for k in memory.kinds if k.live})
+    found = f"{n} process{'es' if n != 1 else ''}: {_sums(memory.kinds, memory)}"
+    if leaks:
+        rate = units.size(sum(k.rate for k in leaks))
+        found = f"{len(leaks)} LEAK{'S' if len(leaks) > 1 else ''} {rate}/s  {found}"
+    return found
+
+
+def _notes(moment: Moment, memory: Memory, findings: Findings) -> tuple[str, ...]:
+    """Warnings, worst first."""
+    notes = list(state("memory", moment))
+    failed, unknown, shed = (
+        [(getattr(k, what), k.process) for k in memory.kinds] for what in ("failed", "unknown",
+                                                                            "shed")
+    )  # fmt: skip
+    for counts, said in (
+        (failed, "allocations and frees failed"),
+        (unknown, "frees of memory from before the probes were attached"),
+        (shed, "calls without a row of their own, to save cost; the totals are exact"),
+    ):
+        n = sum(count for count, _ in counts)
+        if n:
+            who = {moment.who.process(id).label for count, id in counts if count}
+            of = who.pop() if len(who) == 1 else f"{len(who)} processes"
+            notes.append(f"{units.si(n)} {said} ({of})")
+    if not memory.whole:
+        notes.append(
+            f"of {units.size(memory.unexplained)} no stack is known: the table of stacks was full, "
+            "or too little is held before this moment"
+        )
+    if findings.left_out:
+        notes.append(f"{units.si(findings.left_out)} stacks were too many to look for leaks in")
+    young = [u for u in findings.unjudged if not moment.who.process(u.process).ended]
+    if young:
+        label = moment.who.process(young[0].process).label
+        others = f" and {len(young) - 1} others" if len(young) > 1 else ""
+        notes.append(f"{label}{others}: not seen for long enough to tell whether it leaks")
+    return tuple(notes)
