@@ -8,8 +8,8 @@ import numpy as np
 
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.lane import quantile
-from dsprobe.recordings.references import by_keys, last_of
-from dsprobe.recordings.samples import ending
+from dsprobe.recordings.references import last_of
+from dsprobe.recordings.samples import ending, slabs, summed
 from dsprobe.recordings.session import Session
 from dsprobe.recordings.tables import word
 
@@ -70,36 +70,35 @@ class OpenCall:
 
 def calls(session: Session, start: int, end: int) -> tuple[CallRow, ...]:
     """Calls of each function within (start, end], the longest in sum first."""
-    rows = ending(session, cuda.CUDA_CALLS, start, end)
-    if not len(rows):
-        return ()
-    begins, rows = by_keys(rows, "process", "function", "kind", "copy")
-    sums = {n: np.add.reduceat(rows[n], begins) for n in ("count", "failed", "busy", "bytes")}
-    hist = np.add.reduceat(rows["hist"], begins, axis=0, dtype=np.uint64)
-    p50, p99 = quantile(hist, 0.5), quantile(hist, 0.99)
-    found = [
-        CallRow(
-            int(row["process"]), int(row["function"]), word(cuda.CALL_KINDS, int(row["kind"])),
-            word(cuda.COPIES, int(row["copy"])), int(sums["count"][i]), int(sums["failed"][i]),
-            int(sums["busy"][i]), int(sums["busy"][i]) / max(end - start, 1), float(p50[i]),
-            float(p99[i]), int(sums["bytes"][i]),
-        )
-        for i, row in enumerate(rows[begins])
-    ]  # fmt: skip
-    return tuple(sorted(found, key=lambda r: (-r.busy, -r.count, r.process, r.function)))
+    keys = ("process", "function", "kind", "copy")
+    sums = ("count", "failed", "busy", "bytes", "hist")
+    found = summed(session, cuda.CUDA_CALLS, (start, end), keys, sums)
+    columns = (
+        *(found[name] for name in (*keys, "count", "failed", "busy")),
+        found["busy"] / max(end - start, 1), quantile(found["hist"], 0.5),
+        quantile(found["hist"], 0.99), found["bytes"],
+    )  # fmt: skip
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    made = [
+        CallRow(process, function, word(cuda.CALL_KINDS, kind), word(cuda.COPIES, copy), *rest)
+        for process, function, kind, copy, *rest in rows
+    ]
+    return tuple(sorted(made, key=lambda r: (-r.busy, -r.count, r.process, r.function)))
 
 
 def slowest_calls(session: Session, start: int, end: int, limit: int) -> tuple[SlowCall, ...]:
     """The longest single calls that returned within (start, end], longest first."""
-    rows = ending(session, cuda.CUDA_CALL, start, end)
-    order = np.lexsort((-rows["t"].astype(float), -rows["duration"].astype(float)))[:limit]
+    rows = cuda.CUDA_CALL.empty()
+    for begin, until in slabs(start, end):
+        rows = np.concatenate([rows, ending(session, cuda.CUDA_CALL, begin, until)])
+        rows = rows[np.lexsort((-rows["t"].astype(float), -rows["duration"].astype(float)))[:limit]]
     return tuple(
         SlowCall(
             int(r["t"]), int(r["duration"]), int(r["process"]), int(r["thread"]), int(r["stack"]),
             int(r["function"]), word(cuda.CALL_KINDS, int(r["kind"])),
             word(cuda.COPIES, int(r["copy"])), int(r["result"]), int(r["stream"]), int(r["bytes"]),
         )
-        for r in rows[order]
+        for r in rows
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from dsprobe.recordings import session
@@ -14,32 +13,9 @@ from dsprobe.recordings.lanes import LANES
 from dsprobe.recordings.model import Field, Rows, Stream
 from dsprobe.recordings.references import is_interned
 from dsprobe.recordings.rollups import COVERED
+from dsprobe.recordings.walltime import WallTime
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _V4_MAPPED = bytes(10) + b"\xff\xff"
-
-
-class WallTime:
-    """Wall-clock text of monotonic moments, in the zone of the recorded host."""
-
-    def __init__(self, clock: session.Clock, facts: dict[str, str]) -> None:
-        self._clock = clock
-        try:
-            offset = timedelta(seconds=int(facts.get("utc_offset_s", "0")))
-            self._zone = timezone(offset)
-        except (ValueError, OverflowError):
-            self._zone = timezone.utc
-
-    def iso(self, t: int) -> str | None:
-        """ISO 8601 with microseconds and zone; None where the recording has no clock."""
-        wall = self._clock.to_wall(t)
-        if not wall:
-            return None
-        try:
-            when = _EPOCH + timedelta(microseconds=wall // 1000)
-            return when.astimezone(self._zone).isoformat(timespec="microseconds")
-        except (OverflowError, ValueError):
-            return None
 
 
 def info(source: FileSession) -> dict[str, Any]:

@@ -5,16 +5,14 @@ Everything but :func:`kernels` is from counters, so exact.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.lane import quantile
-from dsprobe.recordings.model import Rows
 from dsprobe.recordings.references import by_keys
-from dsprobe.recordings.samples import ending
+from dsprobe.recordings.samples import Columns, ending, slabs, summed
 from dsprobe.recordings.session import Session
 
 MAX_SINGLE = 200_000
@@ -38,12 +36,12 @@ class Launches:
     stream: int | None
     count: int
     rate: float
-    hist: tuple[int, ...]
     p50: float
     p99: float
     longest: int
     quiet: int
     shed: float
+    hist: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -80,48 +78,44 @@ class Kernel:
 
 def by_thread(session: Session, start: int, end: int) -> tuple[Launches, ...]:
     """Launches of each thread within (start, end], most first."""
-    rows = ending(session, cuda.CUDA_THREAD, start, end)
-    return _launches(rows, ("process", "thread"), start, end)
+    found = summed(session, cuda.CUDA_THREAD, (start, end), ("process", "thread"),
+                   ("count", "shed", "hist"), ("t", "longest"))  # fmt: skip
+    found["stream"] = np.full(len(found["t"]), None)
+    found["shed"] = np.minimum(found["shed"] / np.maximum(found["count"], 1), 1)
+    return _launches(found, start, end)
 
 
 def by_stream(session: Session, start: int, end: int) -> tuple[Launches, ...]:
     """Launches on each CUDA stream within (start, end], most first."""
-    rows = ending(session, cuda.CUDA_STREAM, start, end)
-    return _launches(rows, ("process", "thread", "stream"), start, end)
+    found = summed(session, cuda.CUDA_STREAM, (start, end), ("process", "thread", "stream"),
+                   ("count", "hist"), ("t", "longest"))  # fmt: skip
+    found["shed"] = np.full(len(found["t"]), np.nan)
+    return _launches(found, start, end)
 
 
-def _launches(rows: Rows, keys: tuple[str, ...], start: int, end: int) -> tuple[Launches, ...]:
-    if not len(rows):
-        return ()
-    begins, rows = by_keys(rows, *keys)
-    count = np.add.reduceat(rows["count"], begins)
-    hist = np.add.reduceat(rows["hist"], begins, axis=0, dtype=np.uint64)
-    p50, p99 = quantile(hist, 0.5), quantile(hist, 0.99)
-    longest = np.maximum.reduceat(rows["longest"], begins)
-    last = np.append(begins[1:], len(rows)) - 1  # rows of a key are in order of time
-    shed = np.add.reduceat(rows["shed"], begins) if "stream" not in keys else None
-    found = []
-    for i, first in enumerate(begins.tolist()):
-        row, n = rows[first], int(count[i])
-        found.append(
-            Launches(
-                int(row["process"]), int(row["thread"]),
-                int(row["stream"]) if "stream" in keys else None,
-                n, n * 1e9 / max(end - start, 1), tuple(hist[i].tolist()),
-                float(p50[i]), float(p99[i]), int(longest[i]), end - int(rows["t"][last[i]]),
-                math.nan if shed is None else min(int(shed[i]) / n, 1.0) if n else 0.0,
-            )
-        )  # fmt: skip
-    return tuple(sorted(found, key=lambda r: (-r.count, r.process, r.thread, r.stream or 0)))
+def _launches(found: Columns, start: int, end: int) -> tuple[Launches, ...]:
+    count = found["count"].astype(np.uint64)
+    columns = (
+        found["process"], found["thread"], found["stream"], count,
+        count * 1e9 / max(end - start, 1), quantile(found["hist"], 0.5),
+        quantile(found["hist"], 0.99), found["longest"], end - found["t"].astype(np.int64),
+        found["shed"],
+    )  # fmt: skip
+    hist = map(tuple, found["hist"].tolist())
+    made = [Launches(*row) for row in zip(*(c.tolist() for c in columns), hist, strict=True)]
+    return tuple(sorted(made, key=lambda r: (-r.count, r.process, r.thread, r.stream or 0)))
 
 
 def longest_gaps(session: Session, start: int, end: int, limit: int) -> tuple[Gap, ...]:
     """The longest gaps that ended within (start, end], one for each thread and interval."""
-    rows = ending(session, cuda.CUDA_THREAD, start, end)
-    rows = rows[rows["longest"] > 0]
-    order = np.lexsort((-rows["longest_end"].astype(float), -rows["longest"].astype(float)))
+    found = cuda.CUDA_THREAD.empty()
+    for begin, until in slabs(start, end):
+        rows = ending(session, cuda.CUDA_THREAD, begin, until)
+        found = np.concatenate([found, rows[rows["longest"] > 0]])
+        order = np.lexsort((-found["longest_end"].astype(float), -found["longest"].astype(float)))
+        found = found[order[:limit]]
     names = ("longest_end", "longest", "process", "thread", "within", "within_time")
-    columns = (rows[name][order[:limit]].tolist() for name in names)
+    columns = (found[name].tolist() for name in names)
     return tuple(Gap(*values) for values in zip(*columns, strict=True))
 
 

@@ -21,6 +21,8 @@ from dsprobe.recordings.stacks import Stacks
 from dsprobe.recordings.tables import word
 
 SECOND = 10**9
+ENDING = 2 * SECOND
+"""What a process holds so long (ns) before its end is looked at: as it ends it gives it back."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,15 @@ def find_leaks(
     unjudged: list[Unjudged] = []
     judged: list[int] = []
     for levels in held:
-        # As a process ends it gives back what it holds: that is not looked at.
-        stop = min(end, ended.get(levels.process, FOREVER) - 2 * SECOND)
+        stop = min(end, ended.get(levels.process, FOREVER) - ENDING)
         begin = levels.first + thresholds.warmup
-        if stop - begin < thresholds.window * thresholds.windows:
+        first = -(-(begin - levels.start) // levels.width)
+        last = (stop - levels.start) // levels.width  # cells first to last - 1
+        if last - first < thresholds.windows * _shortest(levels, thresholds):
             unjudged.append(Unjudged(levels.process, max(stop - levels.first, 0)))
-            continue
-        judged.append(levels.process)
-        leaks += _of_process(levels.merged(stacks), begin, stop, thresholds)
+        else:
+            judged.append(levels.process)
+            leaks += _of_process(levels.merged(stacks), first, last, thresholds)
     leaks.sort(key=lambda leak: (-leak.rate, leak.process, leak.stack))
     return Findings(tuple(leaks), tuple(unjudged), tuple(judged), left_out)
 
@@ -118,13 +121,16 @@ def _ended(session: Session) -> dict[int, int]:
     return {id: ended for id, ended in pairs if ended}
 
 
-def _of_process(levels: Levels, begin: int, stop: int, th: Thresholds) -> list[Leak]:
+def _shortest(levels: Levels, th: Thresholds) -> int:
+    """Cells of the shortest window."""
+    return -(-th.window // levels.width)
+
+
+def _of_process(levels: Levels, first: int, last: int, th: Thresholds) -> list[Leak]:
     """The newest windows are as long as the time allows; where the floor did not rise in these,
     they are tried at half the length, and so on: a leak may have begun late."""
     found: list[Leak] = []
-    first = -(-(begin - levels.start) // levels.width)
-    last = (stop - levels.start) // levels.width  # cells first to last - 1
-    per, least = (last - first) // th.windows, -(-th.window // levels.width)
+    per, least = (last - first) // th.windows, _shortest(levels, th)
     known = np.zeros(len(levels.keys), bool)
     while per >= least:
         leaking, grown = _rising(levels, last, per, th)

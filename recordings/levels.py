@@ -10,15 +10,13 @@ import numpy.typing as npt
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.model import Rows
 from dsprobe.recordings.references import by_keys
-from dsprobe.recordings.samples import ending
+from dsprobe.recordings.samples import ending, slabs
 from dsprobe.recordings.session import Session
 from dsprobe.recordings.stacks import Stacks
 
 CELLS = 240
 """At most so many steps of time."""
 MAX_STACKS = 4096
-SLAB = 60 * 10**9
-"""Rows are read this much (ns) at a time."""
 _ADDRESS_SPACE = [cuda.MEMORY_KINDS.index(kind) for kind in ("mapped", "reserved")]
 
 Key = tuple[int, int, int]
@@ -72,9 +70,8 @@ def read_levels(session: Session, start: int, end: int, least: int) -> tuple[lis
     width = max(least, -(-(end - start) // CELLS), 1)
     table = _Table(start, width, max(-(-(end - start) // width), 1))
     left_out: set[Key] = set()
-    slab = max(SLAB, (end - start) // 10_000)
-    for at in range(start, end + 1, slab):
-        rows = ending(session, cuda.GPU_STACK, at - 1, min(at + slab - 1, end))
+    for begin, until in slabs(start - 1, end):
+        rows = ending(session, cuda.GPU_STACK, begin, until)
         rows = rows[~np.isin(rows["kind"], _ADDRESS_SPACE)]
         if len(rows):
             left_out |= table.take(rows)

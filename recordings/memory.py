@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.model import Rows
 from dsprobe.recordings.references import last_of
-from dsprobe.recordings.samples import ending
+from dsprobe.recordings.samples import ending, summed
 from dsprobe.recordings.session import Session
 from dsprobe.recordings.stacks import Frame, Stacks
 from dsprobe.recordings.tables import word
@@ -172,15 +170,9 @@ _COUNTS = ("allocs", "frees", "failed", "unknown", "shed")
 
 
 def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...]:
-    rows = ending(session, cuda.GPU_MEMORY, then.t, now.t)
-    counts: dict[tuple[int, ...], list[int]] = {}
-    if len(rows):
-        key = rows["process"].astype(np.int64) << 8 | rows["kind"]
-        order = np.argsort(key, kind="stable")
-        values, begins = np.unique(key[order], return_index=True)
-        sums = [np.add.reduceat(rows[name][order], begins).tolist() for name in _COUNTS]
-        for i, value in enumerate(values.tolist()):
-            counts[value >> 8, value & 255] = [column[i] for column in sums]
+    sums = summed(session, cuda.GPU_MEMORY, (then.t, now.t), ("process", "kind"), _COUNTS)
+    keys = zip(sums["process"].tolist(), sums["kind"].tolist(), strict=True)
+    counts = dict(zip(keys, zip(*(sums[n].tolist() for n in _COUNTS), strict=True), strict=True))
     found = []
     for key in {*counts, *now.kinds}:
         live, blocks = _amount(now.kinds.get(key))
@@ -188,7 +180,7 @@ def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...
         found.append(
             KindMemory(
                 key[0], word(cuda.MEMORY_KINDS, key[1]), key[1] < len(cuda.ON_DEVICE), live, blocks,
-                live - before, *counts.get(key, [0] * len(_COUNTS)),
+                live - before, *counts.get(key, (0,) * len(_COUNTS)),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda k: (-k.live, k.process, k.kind)))

@@ -34,8 +34,8 @@ def _add(parser: argparse.ArgumentParser, o: Option) -> None:
         parser.add_argument(*o.flags, dest=o.dest, help=help, action="store_true")
     elif o.positional:
         parser.add_argument(
-            o.dest, metavar=o.metavar, type=o.parse, help=help, nargs="+" if o.many else None,
-            choices=o.choices or None,
+            o.dest, metavar=o.metavar, type=o.parse, help=help, choices=o.choices or None,
+            nargs="+" if o.many else "?" if o.optional else None,
         )  # fmt: skip
     else:
         parser.add_argument(

@@ -9,12 +9,12 @@ from datetime import datetime, timedelta, timezone
 from dsprobe.agent.commands import values
 from dsprobe.agent.commands.errors import USAGE, Failure
 from dsprobe.recordings import session
-from dsprobe.recordings.filesession import FileSession
+from dsprobe.recordings.session import Session
 
 _TIME_OF_DAY = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d{1,6})?))?")
 
 
-def interval(source: FileSession, start: str | None, end: str | None) -> tuple[int, int]:
+def interval(source: Session, start: str | None, end: str | None) -> tuple[int, int]:
     """``[start, end)`` in CLOCK_MONOTONIC ns; all of the recording where both are absent."""
     begin = 0 if start is None else moment(source, start)
     until = session.FOREVER if end is None else moment(source, end)
@@ -23,13 +23,13 @@ def interval(source: FileSession, start: str | None, end: str | None) -> tuple[i
     return begin, until
 
 
-def moment(source: FileSession, text: str) -> int:
+def moment(source: Session, text: str) -> int:
     """CLOCK_MONOTONIC ns of ``90s`` (from the start), ``-30s`` (from the end), ``14:03:20`` or an
     ISO date and time (wall clock of the recorded host where no zone is given)."""
     typed = text.strip()
     first, last = source.span()
     if not last:
-        raise Failure(f"{source.path} holds no rows that --from and --to could select")
+        raise Failure(f"{source.name} holds no rows that --from and --to could select")
     try:
         if typed.startswith("-"):
             return max(last - values.duration(typed[1:]), 0)
@@ -46,11 +46,11 @@ def moment(source: FileSession, text: str) -> int:
         ) from None
 
 
-def _wall(source: FileSession, typed: str, first: int) -> int:
+def _wall(source: Session, typed: str, first: int) -> int:
     clock = session.clock(source)
     if not len(clock.mono):
         raise Failure(
-            f"{source.path} has no wall clock", "count from its start, such as --from 90s", USAGE
+            f"{source.name} has no wall clock", "count from its start, such as --from 90s", USAGE
         )
     zone = timezone(timedelta(seconds=int(session.facts(source).get("utc_offset_s", "0"))))
     start = clock.to_wall(first)

@@ -19,8 +19,8 @@ class Option:
     """An option (``flags`` begin with ``-``) or a positional (one flag, upper case).
 
     ``dest`` is its attribute in ``args``.  Without ``metavar`` an option is a switch.  ``parse``
-    turns the text into a value.  ``many`` takes one or more.  ``complete`` says what a shell
-    offers: ``file``, ``streams`` or ``probes``.
+    turns the text into a value.  ``many`` takes one or more; a positional may be ``optional``.
+    ``complete`` says what a shell offers: ``file``, ``streams`` or ``probes``.
     """
 
     flags: tuple[str, ...]
@@ -31,6 +31,7 @@ class Option:
     default: Any = None
     required: bool = False
     many: bool = False
+    optional: bool = False
     choices: tuple[str, ...] = ()
     complete: str = ""
 
@@ -62,7 +63,8 @@ class Verb:
         for o in self.options:
             word = o.metavar if o.positional else f"{o.flags[0]} {o.metavar}".strip()
             word = f"{word} [{word} ...]" if o.many else word
-            words.append(word if o.required or o.positional else f"[{word}]")
+            needed = o.required or (o.positional and not o.optional)
+            words.append(word if needed else f"[{word}]")
         return " ".join([*words, "[-- CMD ...]"] if self.command else words)
 
 
@@ -84,6 +86,10 @@ _SOCKET = Option(
 _PROBES = Option(
     ("--probes",), "probes", "only these probes, such as softirq,tcp (default: all)", "LIST",
     values.names, complete="probes",
+)  # fmt: skip
+_PID = Option(
+    ("--pid",), "pids", "of processes that use CUDA, only these and their children", "LIST",
+    values.pids, (),
 )  # fmt: skip
 _STREAMS = Option(
     ("--streams",), "streams", "only these streams, such as softirq.cpu,tcp.retransmit", "LIST",
@@ -107,6 +113,7 @@ VERBS: tuple[Verb, ...] = (
             Option(("--once",), "once", "print one snapshot as plain text and end"),
             _SOCKET,
             _PROBES,
+            _PID,
             Option(("--width",), "width", "columns of the --once snapshot (default 100)", "N",
                    values.columns, 100),
         ),
@@ -122,6 +129,7 @@ VERBS: tuple[Verb, ...] = (
                    values.duration),
             _SOCKET,
             _PROBES,
+            _PID,
             _FORCE,
         ),
         command=True,
@@ -168,6 +176,28 @@ VERBS: tuple[Verb, ...] = (
         ),
     ),
     Verb(
+        "report",
+        "say which stacks leak GPU memory, where threads wait, and the gaps between launches",
+        "Reads FILE, or what the running agent remembers.",
+        (
+            Option(("FILE",), "file", "recording to read", "FILE", optional=True, complete="file"),
+            _JSON,
+            Option(("--fail-on",), "fail_on", "exit 6 where one is found", "WHAT",
+                   choices=("leak",)),
+            Option(("--top",), "top", "most entries of each list (default 5)", "N",
+                   values.count, 5),
+            Option(("--warmup",), "warmup", "what a process sets up in its first time is no leak"
+                   " (default 10s)", "DURATION", values.duration),
+            Option(("--window",), "window", "shortest window; memory that leaks grows in each of 8"
+                   " (default 10s)", "DURATION", values.duration),
+            Option(("--min-growth",), "min_growth", "name nothing that grew by less (default 1M)",
+                   "SIZE", values.size),
+            _FROM,
+            _TO,
+            _SOCKET,
+        ),
+    ),
+    Verb(
         "cut",
         "copy a part of a recording",
         "What the kept rows refer to is kept; what nothing refers to any more is not.",
@@ -192,6 +222,7 @@ VERBS: tuple[Verb, ...] = (
             Option(("--history-bytes",), "history_bytes", "how much memory that may take"
                    " (default 256M)", "SIZE", values.size, 256 << 20),
             _PROBES,
+            _PID,
         ),
         root=True,
     ),

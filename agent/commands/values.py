@@ -49,6 +49,14 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
+def pids(text: str) -> tuple[int, ...]:
+    """``12,13`` as (12, 13), each once."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(p.isascii() and p.isdecimal() and 0 < len(p) <= 10 and int(p) for p in parts):
+        raise ArgumentTypeError(f"{text!r} is not a list of process ids such as 1234,1240")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 def speed(text: str) -> float:
     """A factor such as ``2``, ``0.25``, ``1/4``, or ``4x``; negative plays backwards."""
     m = re.fullmatch(rf"(-?{_NUMBER})(?:/([1-9][0-9]{{0,3}}))?x?", text.strip())
@@ -69,4 +77,11 @@ def columns(text: str) -> int:
     """A width in characters, 1 to 1000."""
     if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= 1000:
         raise ArgumentTypeError(f"{text!r} is not a width from 1 to 1000")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """How many, 1 to 1000."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 4) or not 1 <= int(text) <= 1000:
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 to 1000")
     return int(text)

@@ -33,7 +33,7 @@ def bash_offers(tmp_path: Path, *words: str) -> set[str]:
 
 def test_bash(tmp_path: Path) -> None:
     assert {v.name for v in VERBS} <= bash_offers(tmp_path, "")
-    assert bash_offers(tmp_path, "rep") == {"replay"}
+    assert bash_offers(tmp_path, "rep") == {"replay", "report"}
     assert bash_offers(tmp_path, "record", "--d") == {"--duration"}
     assert bash_offers(tmp_path, "dump", "f", "--stream", "") == set(STREAMS)
     assert {"softirq", "tcp"} <= bash_offers(tmp_path, "top", "--probes", "")
