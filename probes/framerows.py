@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dsprobe.recordings.cudastreams import FRAME_KINDS, META_FRAME, META_STACK
 from dsprobe.recordings.model import Rows
@@ -50,9 +49,8 @@ class FrameTable:
     def rows(self) -> tuple[Rows, Rows]:
         """Of meta.frame and meta.stack, since the last call."""
         frames = META_FRAME.empty(len(self._frames))
-        for row, (t, number, frame) in zip(frames, self._frames, strict=True):
-            row_: Any = (t, number, *frame)
-            row[...] = row_
+        for i, (t, number, frame) in enumerate(self._frames):
+            frames[i] = (t, number, *frame)
         stacks = META_STACK.empty(len(self._stacks))
         if self._stacks:
             for name, column in zip(META_STACK.dtype.names or (), zip(*self._stacks, strict=True),

@@ -27,10 +27,12 @@ struct python {
 	u32 state;  /* STACK_WHOLE: readable; STACK_NATIVE: no Python; STACK_UNSUPPORTED */
 	u32 interpreter_next, interpreter_threads;
 	u16 thread_next, thread_id, thread_frame, cframe_frame; /* cframe_frame 0xffff: none between */
-	u8 frame_code, frame_previous, frame_instr, frame_owner, frame_size, short_instr;
-	u8 code_first, pad;
-	u16 code_names, pad2; /* file name, name, qualified name (not in 3.10), line table in a row */
+	u8 frame_code, frame_previous, frame_instr, frame_owner, frame_size;
+	u8 code_first, name, table; /* the latter two: which of four pointers from code_names on */
+	u16 code_names, pad;
 	u8 text_length, text_size, bytes_length, bytes_data;
+	u64 instr_mask; /* 3.10: f_lasti is an int */
+	u64 table_mask; /* 3.10: three pointers; the word after co_linetable changes */
 };
 
 struct stack_key {
@@ -66,14 +68,36 @@ RING(cuda_native, 1024);
 RING(cuda_native, 1);
 #endif
 
-#define stack_count(ring, is_lost) do { \
-	u32 cpu_ = bpf_get_smp_processor_id(); \
-	struct ring_count *n_ = ring##_count.lookup(&cpu_); \
-	if (n_) { \
-		__sync_fetch_and_add(&n_->produced, 1); \
-		__sync_fetch_and_add(&n_->lost, is_lost); \
-	} \
-} while (0)
+static __always_inline void stack_counted(struct ring_count *n, int lost)
+{
+	if (!n)
+		return;
+	__sync_fetch_and_add(&n->produced, 1);
+	__sync_fetch_and_add(&n->lost, lost);
+}
+
+static __always_inline void cuda_stack_counted(int lost)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+
+	stack_counted(cuda_stack_count.lookup(&cpu), lost);
+}
+
+static __always_inline void cuda_code_counted(int lost)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+
+	stack_counted(cuda_code_count.lookup(&cpu), lost);
+}
+
+#if NATIVE_STACKS
+static __always_inline void cuda_native_counted(int lost)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+
+	stack_counted(cuda_native_count.lookup(&cpu), lost);
+}
+#endif
 
 static __always_inline int stack_read(void *to, u32 size, u64 from)
 {
@@ -194,9 +218,7 @@ static __always_inline void stack_walk(struct python *python, u64 state, struct 
 	u64 to_code = python->frame_code & 0x78, to_previous = python->frame_previous & 0x78;
 	u64 to_instr = python->frame_instr & 0x78, to_owner = python->frame_owner & 0x7f;
 	u64 size = python->frame_size & 0x7f, to_names = python->code_names;
-	/* 3.10: f_lasti is an int, and the word after co_linetable changes */
-	u64 instr_mask = python->short_instr ? 0xffffffff : ~0ULL;
-	u64 table_mask = python->short_instr ? 0 : ~0ULL;
+	u64 instr_mask = python->instr_mask, table_mask = python->table_mask;
 	u32 i;
 
 	walk->status = STACK_UNREADABLE;
@@ -236,14 +258,31 @@ static __always_inline void stack_walk(struct python *python, u64 state, struct 
 	walk->hash = hash;
 }
 
-#define STACK_BOUND(n, bits) ((n) >> (bits) ? (1 << (bits)) - 1 : (n))
+/* The smaller of n and the largest number of so many bits, without a branch. */
+#define STACK_BOUND(n, bits) \
+	(((n) | -(((n) >> (bits) | -((n) >> (bits))) >> 63)) & ((1ULL << (bits)) - 1))
+
+/* n, or 0 where the read failed. */
+#define STACK_IF_READ(n, result) ((n) & ~((s64)(result) >> 63))
+
+/* Copy a string object of n characters at p: all of it if it is ASCII; then as much as other
+ * characters may take in addition, which may not be there. */
+#define STACK_TEXT(to, size, more) do { \
+	wide = 3 * n + 24; \
+	n += text; \
+	wide = STACK_BOUND(wide, 9); \
+	n = STACK_BOUND(n, 9); \
+	size = STACK_IF_READ(n, stack_read(to, n & 511, p)); \
+	more = STACK_IF_READ(wide, stack_read(to + (n & 511), wide & 511, p + n)); \
+} while (0)
 
 /* Copy what names the code objects of a stack, once each; whether there was room for all. */
 static __always_inline int stack_names(struct python *python, struct thread *t, u32 pid,
-				       struct stack_frame *frames, u32 count)
+				       struct cuda_stack *r)
 {
+	struct stack_frame *frames = (struct stack_frame *)r->frames;
 	u64 names[4] = {}, p, n;
-	u64 qualified = python->short_instr ? 1 : 2, table = python->short_instr ? 2 : 3;
+	u64 name = python->name, table = python->table;
 	u64 to_names = python->code_names, to_first = python->code_first;
 	u64 length = python->text_length, text = python->text_size;
 	u64 bytes = python->bytes_length, data = python->bytes_data;
@@ -251,7 +290,7 @@ static __always_inline int stack_names(struct python *python, struct thread *t, 
 
 	#pragma clang loop unroll(disable)
 	for (u32 i = 0; i < STACK_FRAMES; i++) {
-		if (i >= count)
+		if (i >= *(volatile u32 *)&r->count)
 			break;
 		u32 signature = frames[i].signature;
 		if (!signature)
@@ -261,7 +300,7 @@ static __always_inline int stack_names(struct python *python, struct thread *t, 
 		if (have && *have == signature)
 			continue;
 		struct cuda_code *c = cuda_code.ringbuf_reserve(sizeof(*c));
-		stack_count(cuda_code, !c);
+		cuda_code_counted(!c);
 		if (!c)
 			return 0;
 		c->t = bpf_ktime_get_ns();
@@ -274,24 +313,21 @@ static __always_inline int stack_names(struct python *python, struct thread *t, 
 		stack_read(&first, 4, key.code + to_first);
 		c->first = first;
 		stack_read(names, 32, key.code + to_names);
+		u64 wide;
 		p = names[0];
 		n = 0;
 		stack_read(&n, 8, p + length);
-		n += text;
-		n = STACK_BOUND(n, 8);
-		c->file_size = stack_read(c->file, n & 255, p) ? 0 : n;
-		p = names[qualified & 3];
+		STACK_TEXT(c->file, c->file_size, c->file_wide);
+		p = names[name & 3];
 		n = 0;
 		stack_read(&n, 8, p + length);
-		n += text;
-		n = STACK_BOUND(n, 8);
-		c->name_size = stack_read(c->name, n & 255, p) ? 0 : n;
+		STACK_TEXT(c->name, c->name_size, c->name_wide);
 		p = names[table & 3];
 		n = 0;
 		stack_read(&n, 8, p + bytes);
 		c->whole = STACK_BOUND(n, 31);
 		n = STACK_BOUND(n, 11);
-		c->table_size = stack_read(c->table, n & 2047, p + data) ? 0 : n;
+		c->table_size = STACK_IF_READ(n, stack_read(c->table, n & 2047, p + data));
 		cuda_code.ringbuf_submit(c, BPF_RB_NO_WAKEUP);
 		stack_codes.update(&key, &signature);
 	}
@@ -305,7 +341,7 @@ static __always_inline int stack_copy(struct pt_regs *ctx, struct thread *t, u32
 	struct cuda_native *c = cuda_native.ringbuf_reserve(sizeof(*c));
 	u32 i, size = 0;
 
-	stack_count(cuda_native, !c);
+	cuda_native_counted(!c);
 	if (!c)
 		return 0;
 	c->t = bpf_ktime_get_ns();
@@ -367,21 +403,14 @@ static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 r
 		known = stack_ids.lookup(&key); /* another thread was first */
 		if (known)
 			return *known;
-		stack_count(cuda_stack, 1);
+		cuda_stack_counted(1);
 		return STACK_NO_ROOM;
 	}
 	r = cuda_stack.ringbuf_reserve(sizeof(*r));
 	if (!r) {
-		stack_count(cuda_stack, 1);
+		cuda_stack_counted(1);
 		stack_ids.delete(&key);
 		return STACK_RING_FULL;
-	}
-	kept = 1;
-	if (python && state) {
-		stack_walk(python, state, (struct stack_frame *)r->frames, &again);
-		if (again.hash != walk.hash)
-			walk.status = STACK_CHANGED;
-		kept = stack_names(python, t, pid, (struct stack_frame *)r->frames, again.count);
 	}
 	r->t = bpf_ktime_get_ns();
 	r->id = id;
@@ -389,14 +418,21 @@ static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 r
 	r->pid = pid;
 	r->python = python ? python->number : 0;
 	r->status = walk.status;
-	r->count = again.count;
 	r->ret = ret;
 	r->hash = key.hash;
 	r->native = key.native;
+	r->first = walk.hash;
+	if (python && state)
+		stack_walk(python, state, (struct stack_frame *)r->frames, &again);
+	r->second = again.hash;
+	r->count = again.count; /* read back below: the verifier then takes it for any number */
+	kept = 1;
+	if (python && state)
+		kept = stack_names(python, t, pid, r);
 #if NATIVE_STACKS
 	kept &= stack_copy(ctx, t, pid, id, ret);
 #endif
-	stack_count(cuda_stack, 0);
+	cuda_stack_counted(0);
 	cuda_stack.ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 	if (!kept)
 		stack_ids.delete(&key); /* it comes again, and with it what found no room */

@@ -67,6 +67,12 @@ class _Stack:
     """The symbolizer was asked."""
 
 
+def _text(record: Rows, name: str) -> bytes:
+    """What was captured of a string object."""
+    size, wide = int(record[f"{name}_size"]), int(record[f"{name}_wide"])
+    return bytes(record[name][: size + wide if size else 0])
+
+
 class Stacks:
     """For :class:`~dsprobe.probes.cuda.Cuda`, which hands on what its rings held.
 
@@ -239,8 +245,8 @@ class Stacks:
             if looked is None or looked.interpreter is None:
                 continue
             key = CodeKey(int(r["process"]), int(r["code"]), int(r["signature"]))
-            name, file, table = (r[k].tobytes()[: int(r[f"{k}_size"])]
-                                 for k in ("name", "file", "table"))  # fmt: skip
+            name, file = (_text(r, k) for k in ("name", "file"))
+            table = r["table"].tobytes()[: int(r["table_size"])]
             self._naming.learn(
                 key, looked.interpreter, int(r["first"]), int(r["whole"]), name, file, table
             )

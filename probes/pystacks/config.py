@@ -14,7 +14,7 @@ from dsprobe.probes.pystacks.interpreter import Interpreter
 
 READABLE, NO_PYTHON, UNSUPPORTED = range(3)  # STACK_WHOLE, STACK_NATIVE, STACK_UNSUPPORTED
 
-_STRUCT = struct.Struct("<QIIII4H6BBxHxx4B")
+_STRUCT = struct.Struct("<QIIII4H8BHxx4BQQ")
 _TRIES = 5
 _UPDATE, _DELETE = 2, 3  # enum bpf_cmd
 
@@ -53,17 +53,21 @@ def packed(looked: Looked, number: int) -> bytes:
         return _STRUCT.pack(0, number, state, *[0] * (_STRUCT_FIELDS - 3))
     o = it.layout
     owner = o.frame_owner if o.frame_owner >= 0 else 0x7F  # past what is read: always 0
+    named = o.code_name if o.code_qualname < 0 else o.code_qualname
     last = max(o.frame_code, o.frame_previous, o.frame_instr, o.frame_owner)
     return _STRUCT.pack(
         it.runtime + o.interpreters, number, READABLE, o.interpreter_next, o.interpreter_threads,
         o.thread_next, o.thread_id, o.thread_frame,
         o.cframe_frame if o.cframe_frame >= 0 else 0xFFFF,
-        o.frame_code, o.frame_previous, o.frame_instr, owner, (last | 7) + 1, it.minor == 10,
-        o.code_first, o.code_filename, o.text_length, o.ascii, o.bytes_length, o.bytes_data,
+        o.frame_code, o.frame_previous, o.frame_instr, owner, (last | 7) + 1,
+        o.code_first, (named - o.code_filename) // 8, (o.code_linetable - o.code_filename) // 8,
+        o.code_filename, o.text_length, o.ascii, o.bytes_length, o.bytes_data,
+        (1 << 32) - 1 if it.minor == 10 else (1 << 64) - 1,
+        0 if o.code_qualname < 0 else (1 << 64) - 1,
     )  # fmt: skip
 
 
-_STRUCT_FIELDS = 21
+_STRUCT_FIELDS = 24
 
 
 class Table:

@@ -68,13 +68,15 @@ class Code:
 
 
 def text_in(layout: Layout, data: bytes) -> str:
-    """A whole ASCII string object in ``data``; :class:`Unreadable` where it is another."""
+    """The string object that ``data`` begins with; :class:`Unreadable` where it is not whole."""
     if len(data) < layout.ascii:
         raise Unreadable("a name was not captured")
-    length, _, ascii_ = _head(layout, data)
-    if not ascii_ or layout.ascii + length > len(data):
+    length, kind, ascii_ = _head(layout, data)
+    begin = layout.ascii if ascii_ else layout.compact
+    end = begin + length * kind
+    if end > len(data):
         raise Unreadable("a name is longer than what was captured of it")
-    return data[layout.ascii : layout.ascii + length].decode("ascii", "replace")
+    return data[begin:end].decode("ascii" if ascii_ else _CODECS[kind], "replace")
 
 
 def text_at(layout: Layout, memory: Memory, address: int) -> str:
