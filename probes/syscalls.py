@@ -73,6 +73,13 @@ def bpf(command: int, attr: bytes) -> tuple[int, bytes]:
     return result, buffer.raw
 
 
+def bpf_in_place(command: int, attr: ctypes.Array[ctypes.c_char]) -> int:
+    """bpf(2) on an attr that tells more than the result does; errno, 0 where it worked."""
+    nr = _NR[platform.machine()][0]
+    result = _libc.syscall(nr, ctypes.c_int(command), attr, ctypes.c_uint(len(attr)))
+    return ctypes.get_errno() if result < 0 else 0
+
+
 class Refused(OSError):
     """A program that is not loaded; ``log`` is what the verifier says, if it says anything."""
 

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Allocations and frees, judged by what they return.  What they are (kind of memory, which argument
+ * is what) is in the table of functions. */
+#include "blocks.bpf.h"
+#include "contexts.bpf.h"
+#include "vmm.bpf.h"
+
+/* A block that may be closed several times (cuIpcOpenMemHandle of the same handle). */
+enum { HELD_NOTHING, HELD_BLOCK, HELD_SHARE };
+
+static __always_inline u64 memory_arg(struct call *c, u32 n)
+{
+	switch (n) {
+	case 1: return c->a[0];
+	case 2: return c->a[1];
+	case 3: return c->a[2];
+	case 4: return c->a[3];
+	}
+	return 0;
+}
+
+static __always_inline u64 memory_word(struct function *f, u64 address)
+{
+	u64 v = 0;
+
+	bpf_probe_read_user(&v, f->flags & FLAG_NARROW ? 4 : 8, (void *)address);
+	return v;
+}
+
+/* Bytes asked for; of a pitched allocation only what it returned tells. */
+static __always_inline u64 memory_size(struct function *f, struct call *c, s32 result)
+{
+	u64 n = memory_arg(c, f->bytes);
+
+	if (f->flags & FLAG_NARROW)
+		n = (u32)n;
+	if (f->form == FORM_PITCH)
+		n *= result ? memory_arg(c, f->times) : memory_word(f, c->a[1]);
+	return n;
+}
+
+/* Of an allocation only the return matters. */
+int memory_alloc_begin(struct pt_regs *ctx)
+{
+	struct thread *t;
+	struct function *f;
+	cuda_enter(ctx, &t, &f);
+	return 0;
+}
+
+/* Enter a block of addresses; one that is there already has been freed without our seeing it. */
+static __always_inline void memory_enter(struct memory_key *k, struct memory_block *b)
+{
+	struct memory_block *old = memory_blocks.lookup(k);
+	if (old) {
+		struct memory_block gone = *old;
+		memory_minus(k->process, &gone);
+		if (!contexts_ended.lookup(&gone.context))
+			memory_note(NOTE_REPLACED);
+	}
+	memory_keep(k, b);
+}
+
+int memory_alloc_return(struct pt_regs *ctx)
+{
+	struct thread *t;
+	struct function *f;
+	struct call *c = cuda_leave(ctx, &t, &f);
+	if (!c)
+		return 0;
+	s32 result = PT_REGS_RC(ctx);
+	u64 now = bpf_ktime_get_ns();
+	u32 kind = f->memory, process = t->process;
+	struct memory_block b = { .bytes = memory_size(f, c, result), .born = now, .kind = kind };
+	struct memory_key k = { .process = process, .space = memory_space(kind) };
+
+	cuda_count(t, f, now - c->t, b.bytes, result != 0);
+	if (f->form == FORM_RETAIN)
+		return result ? 0 : vmm_retain(t, c, now);
+	if (!result)
+		b.stack = stack_id(ctx, t, c->ret);
+	if (kind == MEMORY_MAPPED)
+		return vmm_map(t, f, c, &b, result, now);
+	if (!result) {
+		k.address = f->out ? memory_word(f, c->a[0]) : c->a[0];
+		b.context = kind >= MEMORY_PHYSICAL && kind <= MEMORY_RESERVED ? 0 : context_of(t);
+	}
+	struct memory_total *total = memory_total(process, b.context, kind);
+	if (!total)
+		return 0;
+	if (result) {
+		__sync_fetch_and_add(&total->failed, 1);
+		memory_event(t, f, total, now, MEMORY_ALLOC, kind, result, b.bytes, 0, 0);
+		return 0;
+	}
+	if (kind == MEMORY_IPC) {
+		struct memory_block *open = memory_blocks.lookup(&k);
+		if (open) {
+			memory_share(open, 1);
+			goto event;
+		}
+	}
+	memory_plus(total, process, &b);
+	if (kind == MEMORY_PHYSICAL)
+		vmm_created(&k, &b);
+	else
+		memory_enter(&k, &b);
+event:
+	memory_event(t, f, total, now, MEMORY_ALLOC, kind, 0, b.bytes, k.address, b.stack);
+	return 0;
+}
+
+int memory_free_begin(struct pt_regs *ctx)
+{
+	struct thread *t;
+	struct function *f;
+	struct call *c = cuda_enter(ctx, &t, &f);
+	if (!c || !c->a[0])
+		return 0;
+	if (f->memory == MEMORY_PHYSICAL)
+		return vmm_release_begin(t, c);
+	if (f->memory == MEMORY_MAPPED)
+		return vmm_unmap_begin(t, c);
+	struct memory_key k = { .process = t->process, .space = memory_space(f->memory),
+				.address = c->a[0] };
+	struct memory_block b = {};
+	if (f->memory == MEMORY_IPC) {
+		struct memory_block *open = memory_blocks.lookup(&k);
+		if (open && open->shares) {
+			memory_share(open, -1);
+			c->bytes = HELD_SHARE;
+			return 0;
+		}
+	}
+	if (memory_take(&k, &b)) {
+		c->bytes = HELD_BLOCK;
+		__builtin_memcpy(&c->a[1], &b, sizeof(b)); /* no argument after the first is read */
+	}
+	return 0;
+}
+
+int memory_free_return(struct pt_regs *ctx)
+{
+	struct thread *t;
+	struct function *f;
+	struct call *c = cuda_leave(ctx, &t, &f);
+	if (!c)
+		return 0;
+	s32 result = PT_REGS_RC(ctx);
+	u64 now = bpf_ktime_get_ns();
+	u32 held = c->bytes, process = t->process;
+	struct memory_block b = { .kind = f->memory };
+	struct memory_key k = { .process = process, .space = memory_space(f->memory),
+				.address = c->a[0] };
+
+	cuda_count(t, f, now - c->t, 0, result != 0);
+	if (f->memory == MEMORY_PHYSICAL)
+		return vmm_release(t, f, c, result, now);
+	if (f->memory == MEMORY_MAPPED)
+		return vmm_unmap(t, f, c, result, now);
+	if (!k.address && !result)
+		return 0; /* freeing NULL is nothing */
+	if (held == HELD_BLOCK) {
+		__builtin_memcpy(&b, &c->a[1], sizeof(b));
+	} else if (!held && !result) {
+		/* Another thread had taken it for a free that failed, and put it back. */
+		struct memory_block *back = memory_blocks.lookup(&k);
+		if (back && back->born < c->t && memory_take(&k, &b))
+			held = HELD_BLOCK;
+	}
+	struct memory_total *total = memory_total(process, b.context, b.kind);
+	if (!total)
+		return 0;
+	if (result) {
+		__sync_fetch_and_add(&total->failed, 1);
+		struct memory_block *open = held == HELD_SHARE ? memory_blocks.lookup(&k) : NULL;
+		if (open)
+			memory_share(open, 1);
+		else if (held == HELD_BLOCK)
+			memory_keep(&k, &b);
+	} else if (held == HELD_BLOCK) {
+		memory_minus(process, &b);
+	} else if (!held &&
+		   !memory_forward(LEDGER_FREE, process, f->memory, k.address, 0, c->t)) {
+		__sync_fetch_and_add(&total->unknown, 1);
+	}
+	memory_event(t, f, total, now, MEMORY_FREE, b.kind, result, b.bytes, k.address, 0);
+	return 0;
+}
