@@ -22,7 +22,7 @@ from dsprobe.probes.softirq import Softirq
 from dsprobe.probes.tracer import Tracer
 from dsprobe.recordings.model import Field, Rows, Stream
 from tests.simgpu import build
-from tests.simgpu.conftest import make_target  # noqa: F401
+from tests.simgpu.scenario import parse
 from tests.simgpu.target import OUT, Target
 from tests.support import programs
 from tests.support.wait import until
@@ -111,8 +111,27 @@ def both(fd: int, name: str) -> list[Uprobe]:
             Uprobe("hit_leave", offset, cookie, returns=True)]  # fmt: skip
 
 
-def libcuda() -> Path:
-    return build.libcuda("driver") / "libcuda.so.1"
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A driver library that no other process maps or probes."""
+    folder = tmp_path / "driver"
+    shutil.copytree(build.libcuda("driver"), folder, symlinks=True)
+    return folder / "libcuda.so.1"
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, library: Path) -> Iterator[Target]:
+    """A process that will use it."""
+    prefix = ("env", f"LD_LIBRARY_PATH={library.parent}")
+    with Target(tmp_path / "truth", parse({"gpu": {"memory": "8GiB"}}), prefix=prefix) as it:
+        yield it
+
+
+@pytest.fixture
+def target(fresh: Target) -> Target:
+    """One that does, with a context."""
+    fresh.start()
+    return fresh
 
 
 @pytest.fixture(params=["multi", "perf"])
@@ -150,12 +169,10 @@ def calls(target: Target) -> int:
     return 12
 
 
-def test_what_they_see_is_the_truth(probed: Probed, make_target: Any) -> None:  # noqa: F811
+def test_what_they_see_is_the_truth(probed: Probed, target: Target, library: Path) -> None:
     """Counts, order, arguments, results, cookies and return addresses, in a running process."""
-    target = make_target(gpu={"memory": "8GiB"})
-    target.start()
     began = target.truth.begun
-    probed.put(libcuda())
+    probed.put(library)
     made = calls(target)
     hits = probed.hits()
     truth = target.truth.events[began:]
@@ -182,52 +199,47 @@ def mapped_at(pid: int, address: int) -> str:
     return ""
 
 
-def test_processes_that_come_later(probed: Probed, make_target: Any) -> None:  # noqa: F811
+def test_processes_that_come_later(probed: Probed, fresh: Target, library: Path) -> None:
     """The library is mapped after the probes are there, and then by a child."""
-    probed.put(libcuda())
-    target = make_target()
-    child, _ = target.fork(["cuMemAlloc_v2", OUT, 4096])
-    target.start()
-    target.ok("cuMemAlloc_v2", OUT, 8192)
+    probed.put(library)
+    child, _ = fresh.fork(["cuMemAlloc_v2", OUT, 4096])
+    fresh.start()
+    fresh.ok("cuMemAlloc_v2", OUT, 8192)
     hits = probed.hits()
     seen = {(int(h["pid"]), int(h["word"])) for h in hits[hits["returned"] == 0]}
-    assert seen == {(child, 4096), (target.pid, 8192)}
+    assert seen == {(child, 4096), (fresh.pid, 8192)}
 
 
-def test_their_going_restores_the_code(probed: Probed, make_target: Any) -> None:  # noqa: F811
-    target = make_target()
-    target.start()
-    before = text_of(target.pid, libcuda())
-    probed.put(libcuda())
+def test_their_going_restores_the_code(probed: Probed, target: Target, library: Path) -> None:
+    before = text_of(target.pid, library)
+    probed.put(library)
     # A jump that a breakpoint replaces keeps its other bytes.
-    assert changed(before, text_of(target.pid, libcuda())) == {0xCC}
+    assert changed(before, text_of(target.pid, library)) == {0xCC}
     probed.tracer.detach_library("key")
-    until(lambda: text_of(target.pid, libcuda()) == before, "it is as it was")
+    until(lambda: text_of(target.pid, library) == before, "it is as it was")
     probed.hits()
     calls(target)
     assert not len(probed.hits())
-    probed.put(libcuda())
+    probed.put(library)
     made = calls(target)
     assert len(probed.hits()) == 2 * made
     ours = {c.id for c in probed.tracer.costs().values()}
     assert ours <= programs.loaded()
     probed.tracer.close()
-    assert text_of(target.pid, libcuda()) == before
+    assert text_of(target.pid, library) == before
     until(lambda: not ours & programs.loaded(), "the kernel has freed them")
 
 
 def test_each_copy_of_a_library_for_itself(
-    probed: Probed, make_target: Any, tmp_path: Path  # noqa: F811
-) -> None:  # fmt: skip
+    probed: Probed, target: Target, library: Path, tmp_path: Path
+) -> None:
     """Two files of the same content, as two containers have: known by inode, detached alone."""
-    shutil.copytree(libcuda().parent, tmp_path / "copy", symlinks=True)
+    shutil.copytree(library.parent, tmp_path / "copy")
     copy = tmp_path / "copy" / "libcuda.so.1"
-    target = make_target()
-    target.start()
-    before = text_of(target.pid, libcuda())
+    before = text_of(target.pid, library)
     probed.put(copy, "copy", NAMES[:1])
-    assert text_of(target.pid, libcuda()) == before
-    probed.put(libcuda(), "original", NAMES[:1])
+    assert text_of(target.pid, library) == before
+    probed.put(library, "original", NAMES[:1])
     probed.tracer.detach_library("copy")
     probed.tracer.detach_library("never heard of")
     target.ok("cuMemAlloc_v2", OUT, 4096)
@@ -235,11 +247,9 @@ def test_each_copy_of_a_library_for_itself(
 
 
 def test_what_cannot_be_attached_is_named_and_the_rest_is(
-    probed: Probed, make_target: Any  # noqa: F811
-) -> None:  # fmt: skip
-    target = make_target()
-    target.start()
-    with open(libcuda(), "rb") as f:
+    probed: Probed, target: Target, library: Path
+) -> None:
+    with open(library, "rb") as f:
         good = both(f.fileno(), NAMES[0]) + both(f.fileno(), NAMES[1])
         bad = [Uprobe("hit_enter", 1 << 40, 1), Uprobe("hit_nowhere", good[0].offset, 2)]
         errors = probed.tracer.attach_library(
@@ -254,12 +264,10 @@ def test_what_cannot_be_attached_is_named_and_the_rest_is(
 
 
 def test_a_program_or_a_probe_that_goes_is_taken_out(
-    probed: Probed, make_target: Any  # noqa: F811
-) -> None:  # fmt: skip
-    target = make_target()
-    target.start()
-    before = text_of(target.pid, libcuda())
-    probed.put(libcuda(), names=NAMES[:1])
+    probed: Probed, target: Target, library: Path
+) -> None:
+    before = text_of(target.pid, library)
+    probed.put(library, names=NAMES[:1])
     (said, _) = probed.tracer.detach("hit_leave", "a test")
     assert (said.program, said.status) == ("hit_leave", "detached")
 
@@ -270,37 +278,35 @@ def test_a_program_or_a_probe_that_goes_is_taken_out(
     until(only_entries, "returns are not seen any more, entries are")
     assert probed.tracer.costs().keys() == {"hit_enter"}
     probed.tracer.detach("hit_enter", "a test")
-    until(lambda: text_of(target.pid, libcuda()) == before, "it is as it was")
+    until(lambda: text_of(target.pid, library) == before, "it is as it was")
     assert not probed.tracer.probes
 
 
 HOLDER = """
 import os, sys
 from pathlib import Path
-from tests.probes.test_uprobes import Probed, libcuda
+from tests.probes.test_uprobes import Probed
 probed = Probed(Path(sys.argv[1]), sys.argv[2] == "multi")
-probed.put(libcuda())
+probed.put(Path(sys.argv[3]))
 print(*(c.id for c in probed.tracer.costs().values()), flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize("way", ["multi", "perf"])
-def test_kill_takes_them_out(way: str, make_target: Any, tmp_path: Path) -> None:  # noqa: F811
-    target = make_target()
-    target.start()
-    before = text_of(target.pid, libcuda())
+def test_kill_takes_them_out(way: str, target: Target, library: Path, tmp_path: Path) -> None:
+    before = text_of(target.pid, library)
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path), way], text=True,
+        [sys.executable, "-c", HOLDER, str(tmp_path), way, str(library)], text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     with holder:
         assert holder.stdout
         ours = {int(n) for n in holder.stdout.readline().split()}
         assert len(ours) == 2
-        assert changed(before, text_of(target.pid, libcuda())) == {0xCC}
+        assert changed(before, text_of(target.pid, library)) == {0xCC}
         os.kill(holder.pid, signal.SIGKILL)
-        until(lambda: text_of(target.pid, libcuda()) == before, "it is as it was")
+        until(lambda: text_of(target.pid, library) == before, "it is as it was")
         until(lambda: not ours & programs.loaded(), "the kernel has freed them")
     calls(target)
 
