@@ -78,11 +78,6 @@ class Memory(BpfProbe):
         Program("context_begin", "uprobe"),
         Program("context_return", "uretprobe"),
     )
-    serves: ClassVar[Mapping[Class, tuple[str, str]]] = {
-        Class.ALLOC: ("memory_alloc_begin", "memory_alloc_return"),
-        Class.FREE: ("memory_free_begin", "memory_free_return"),
-        Class.CONTEXT: ("context_begin", "context_return"),
-    }
     rings: ClassVar = {"memory_ledger": ENTRIES, "memory_alloc": GPU_ALLOC}
 
     def __init__(
@@ -102,6 +97,14 @@ class Memory(BpfProbe):
         """Keys and sums of contexts that ended before those."""
         self._last = 0
         self._next_stacks = 0
+
+    def build_on(self, required: BpfProbe) -> None:
+        assert isinstance(required, Cuda)
+        required.serves |= {
+            Class.ALLOC: ("memory_alloc_begin", "memory_alloc_return"),
+            Class.FREE: ("memory_free_begin", "memory_free_return"),
+            Class.CONTEXT: ("context_begin", "context_return"),
+        }
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         return self._sizes | {"CUINIT_SLOT": Cuda.INIT_SLOT}
