@@ -19,6 +19,7 @@ from dsprobe.agent.hub import Hub
 from dsprobe.agent.overhead import Overhead
 from dsprobe.agent.server import Server
 from dsprobe.agent.shedding import Shedding
+from dsprobe.agent.targets import Targets
 from dsprobe.agent.workers import Worker, collect
 from dsprobe.probes.probe import Batch, BpfProbe, Loss, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
@@ -39,12 +40,14 @@ LAST_WORDS_SECONDS = 0.5
 @dataclass(frozen=True)
 class Settings:
     """``linger``: end so many ns after the last viewer left (None: stay).  ``span`` (ns) and
-    ``limit`` (bytes) bound the flight ring."""
+    ``limit`` (bytes) bound the flight ring.  ``pids``: of processes that use CUDA, only these and
+    their descendants are seen."""
 
     socket: str = wire.SOCKET
     linger: int | None = None
     span: int = 600 * SECOND_NS
     limit: int = 256 << 20
+    pids: tuple[int, ...] = ()
 
 
 class Agent:
@@ -78,6 +81,7 @@ class Agent:
         self._loaded: list[Coverage] = []
         self._overhead = Overhead()
         self._shedding = Shedding(self.tracer)
+        self._targets = Targets(self._selector, self.tracer, settings.pids)
         self._stopping = False
         self._alone_since = time.monotonic_ns()
         self._ticks = 0
@@ -94,6 +98,7 @@ class Agent:
             self._second(time.monotonic_ns())
         finally:
             self._overhead.close()
+            self._targets.close()
             self.tracer.cancel()
             if self._loading:
                 self._loading.join()
@@ -117,6 +122,7 @@ class Agent:
         for said in host.mount_missing():
             self._cover([Coverage("host", "", "attached", said)])
         self._cover([Coverage(p.name, "", "off", "not asked for (--probes)") for p in self._off])
+        self._cover(self._targets.begin())
         self._loading = threading.Thread(target=self._load, name="load", daemon=True)
         self._loading.start()
         for probe in list(self._quick):
@@ -152,7 +158,7 @@ class Agent:
                 continue
             if now - drain > STALL_NS:
                 self._stood_still(drain, now)
-            step = DRAIN_NS if self._drain() else QUIET_NS
+            step = DRAIN_NS if self._drain() or self._loading else QUIET_NS
             drain = now + step - (now - drain) % step
             if now >= tick:
                 self._tick(now)
@@ -172,16 +178,20 @@ class Agent:
             return False
         self._loading = None
         self._collected |= self.tracer.started
-        self._cover(self._loaded)
+        self._cover(self._targets.start(self._loaded))
         return True
 
     def _drain(self) -> bool:
-        """Publish what the rings hold; whether they held anything."""
+        """Publish what the rings hold; whether there was anything, or more is soon to come."""
         any_rows = False
         if self._ready():
             for stream, rows in self.tracer.drain():
                 self.hub.publish(stream, rows)
                 any_rows = True
+            coverage, batches = self._targets.tick(time.monotonic_ns())
+            self._publish(batches)
+            self._cover(coverage)
+            any_rows |= self._targets.busy
         return any_rows
 
     def _tick(self, now: int, last: bool = False) -> None:

@@ -50,6 +50,8 @@ class Discovery:
         """Whether the scan that goes on is one at full speed; None: none does."""
         self._wanted = True
         self._earliest = self._cpus_at = 0
+        self.busy = True
+        """Whether something is soon to be found."""
         self.lost = 0
         """Records of mappings that were lost so far; each loss is followed by a scan."""
 
@@ -81,6 +83,7 @@ class Discovery:
                 self._wanted = True
                 break
             self._search.look(pid)
+        self.busy = bool(self._told) or bool(self._fast)
         self._told.clear()
         coverage = self._leave_out()
         given = list(self._search.take())

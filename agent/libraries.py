@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from dsprobe.agent.search import Copy, Found, Key
@@ -47,11 +47,12 @@ class Cuda(Protocol):
 
 @dataclass
 class Library:
-    """``error``: why it has no probes; ``since``: when it got them; ``empty``: since when nobody is
-    known to map it, 0 while somebody does."""
+    """``name`` is what coverage calls it.  ``error``: why it has no probes; ``since``: when it got
+    them; ``empty``: since when nobody is known to map it, 0 while somebody does."""
 
     key: Key
     path: str
+    name: str
     driver: Driver | None
     error: str = ""
     users: set[int] = field(default_factory=set)
@@ -59,10 +60,14 @@ class Library:
     returns: bool = True
     empty: int = 0
 
-    @property
-    def name(self) -> str:
-        build = self.driver.build_id[:12] if self.driver else ""
-        return f"{self.path} ({build})" if build else self.path
+
+@dataclass(frozen=True)
+class _Plan:
+    code: Driver
+    """Without its path."""
+    returns: bool
+    uprobes: list[Uprobe]
+    placement: Rows
 
 
 def refused(machine: str = "") -> str:
@@ -83,6 +88,7 @@ class Libraries:
     def __init__(self, tracer: Tracer, cuda: Cuda, survive: Callable[[], bool]) -> None:
         self._tracer, self._cuda, self._survive = tracer, cuda, survive
         self._by_key: dict[Key, Library] = {}
+        self._plans: list[_Plan] = []
         self.over = False
         """Whether there were more than are followed."""
         self.coverage: list[Coverage] = []
@@ -144,11 +150,18 @@ class Libraries:
         if same is None and len(list(self)) >= MAX_LIBRARIES:
             self.over = True
             return None
-        library = same or Library(copy.key, copy.path, copy.driver, copy.error)
+        library = same or Library(copy.key, copy.path, self._name(copy), copy.driver, copy.error)
         self._by_key[copy.key] = library
         if library.error:
             self._tell(library, "missing", library.error)
         return library
+
+    def _name(self, copy: Copy) -> str:
+        """Containers may each have a copy of the same build at the same path."""
+        build = copy.driver.build_id[:12] if copy.driver else ""
+        name = f"{copy.path} ({build})" if build else copy.path
+        taken = name in {x.name for x in self}
+        return f"{name}, inode {copy.key[1]} of device {copy.key[0]}" if taken else name
 
     def _twin(self, copy: Copy) -> Library | None:
         """The library with probes that may be the same file: an overlay shows a file of the layer
@@ -162,7 +175,12 @@ class Libraries:
         return None
 
     def _attach(self, library: Library, driver: Driver, fd: int) -> None:
-        uprobes, placement = self._cuda.library(driver, library.returns)
+        try:
+            uprobes, placement = self._plan(driver, library.returns)
+        except ValueError as e:
+            library.error = str(e)
+            self._tell(library, "missing", library.error)
+            return
         errors: list[tuple[Uprobe, str]] = []
         # An entry's program must be there before a return is redirected to its own.
         for which, returns in ((ENTRY, False), (RETURN, True)):
@@ -173,6 +191,16 @@ class Libraries:
         places = {f.offset + driver.entries[name].offset: name
                   for name, f in driver.functions.items() if name in driver.entries}  # fmt: skip
         self._placed(library, placement, {places[u.offset]: why for u, why in errors})
+
+    def _plan(self, driver: Driver, returns: bool) -> tuple[list[Uprobe], Rows]:
+        """Made once for all copies of one build."""
+        code = replace(driver, path="", version="")
+        for plan in self._plans:
+            if (plan.code, plan.returns) == (code, returns):
+                return plan.uprobes, plan.placement.copy()
+        uprobes, placement = self._cuda.library(driver, returns)
+        self._plans.append(_Plan(code, returns, uprobes, placement.copy()))
+        return uprobes, placement
 
     def _placed(self, library: Library, placement: Rows, failed: dict[str, str]) -> None:
         """Say which functions have a probe, and where it is expensive."""

@@ -105,6 +105,11 @@ class Targets:
         batches, libraries.batches, libraries.coverage = libraries.batches, [], []
         return coverage, batches
 
+    @property
+    def busy(self) -> bool:
+        """Whether processes are being looked at, and the next tick should be soon."""
+        return self._discovery is not None and self._discovery.busy
+
     def close(self) -> None:
         """Stop looking.  What is attached is the tracer's to take off."""
         if self._discovery:

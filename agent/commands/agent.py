@@ -7,6 +7,7 @@ import signal
 import sys
 
 from dsprobe.agent.agent import Agent, Settings
+from dsprobe.agent.commands.agents import check_pids
 from dsprobe.agent.commands.errors import USAGE, Failure, need_root
 from dsprobe.probes.registry import select
 from dsprobe.recordings import wire
@@ -18,7 +19,10 @@ def run(args: argparse.Namespace) -> int:
         probes = select(args.probes)
     except ValueError as e:
         raise Failure(str(e), exit_code=USAGE) from None
-    settings = Settings(args.socket or wire.SOCKET, args.linger, args.history, args.history_bytes)
+    check_pids(args.pids)
+    settings = Settings(
+        args.socket or wire.SOCKET, args.linger, args.history, args.history_bytes, args.pids
+    )
     agent = Agent(probes, settings)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: agent.stop())

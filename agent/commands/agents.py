@@ -16,6 +16,7 @@ from dsprobe.recordings.live import LiveSession
 
 START_SECONDS = 15.0
 READY_SECONDS = 60.0
+_OWN = {"--probes": "probes", "--pid": "targets"}
 
 
 def running(path: str, history: int | None = None, queue: int | None = None) -> Connection | None:
@@ -46,7 +47,12 @@ def _dead(path: str) -> bool:
 
 
 def start(
-    path: str, verb: str, probes: Sequence[str] | None, linger: int, queue: int | None = None
+    path: str,
+    verb: str,
+    probes: Sequence[str] | None,
+    linger: int,
+    queue: int | None = None,
+    pids: Sequence[int] = (),
 ) -> Connection:
     """Start an agent of our own at ``path``, in a session of its own, so that it outlives a
     terminal that is closed; it ends ``linger`` ns after its last viewer.
@@ -58,6 +64,8 @@ def start(
     command += ["--linger", f"{linger}ns"]
     if probes is not None:
         command += ["--probes", ",".join(probes)]
+    if pids:
+        command += ["--pid", ",".join(map(str, pids))]
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
             command,
@@ -98,21 +106,24 @@ def find_or_start(
     linger: int,
     history: int | None = None,
     queue: int | None = None,
+    pids: Sequence[int] = (),
 ) -> tuple[Connection, bool]:
     """The connection, and whether the agent was started for it.
 
-    An agent that runs keeps the probes it has, so asking for others is an error.
+    An agent that runs keeps the probes and processes it has, so asking for others is an error.
     """
+    check_pids(pids)
     path = socket or wire.SOCKET
     connection = running(path, history, queue)
     if connection is None:
         _check(probes)
-        return start(path, verb, probes, linger, queue), True
-    if probes is not None:
+        return start(path, verb, probes, linger, queue, pids), True
+    given = [o for o, asked in (("--probes", probes is not None), ("--pid", pids)) if asked]
+    if given:
         connection.close()
         raise Failure(
-            f"an agent already listens at {path} with probes of its own",
-            "leave --probes out, or name another --socket",
+            f"an agent already listens at {path} with {_OWN[given[0]]} of its own",
+            f"leave {' and '.join(given)} out, or name another --socket",
             USAGE,
         )
     return connection, False
@@ -125,6 +136,18 @@ def _check(probes: Sequence[str] | None) -> None:
         select(probes)
     except ValueError as e:
         raise Failure(str(e), exit_code=USAGE) from None
+
+
+def check_pids(pids: Sequence[int]) -> None:
+    """Raises :class:`Failure` where one of them is no process."""
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/status", "rb") as f:
+                leader = next(int(x.split()[1]) for x in f if x.startswith(b"Tgid:"))
+        except (OSError, StopIteration, ValueError):
+            raise Failure(f"there is no process {pid}", "pgrep -af NAME finds some") from None
+        if leader != pid:
+            raise Failure(f"{pid} is a thread of process {leader}", f"use --pid {leader}")
 
 
 def wait_until_ready(live: LiveSession, seconds: float = READY_SECONDS) -> bool:

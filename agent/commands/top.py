@@ -18,7 +18,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.once and not sys.stdout.isatty():
         raise Failure("dsprobe top needs a terminal", "use dsprobe top --once in a pipe")
     linger = LINGER_NS if not args.once else 2 * 10**9
-    connection, started = agents.find_or_start(args.socket, "top", args.probes, linger)
+    connection, started = agents.find_or_start(
+        args.socket, "top", args.probes, linger, pids=args.pids
+    )
     live = LiveSession(connection)
     try:
         code = _once(live, args.width) if args.once else _screen(live)

@@ -58,13 +58,13 @@ class Watched:
 
 
 @contextmanager
-def watched(*probes: str | Probe) -> Iterator[Watched]:
+def watched(*probes: str | Probe, pids: tuple[int, ...] = ()) -> Iterator[Watched]:
     """An agent with ``probes`` (by name, or made by the test), once each of them has said what
     became of it."""
     chosen = [select([p])[0] if isinstance(p, str) else p for p in probes]
     with tempfile.TemporaryDirectory(prefix="dsprobe-agent-") as folder:
         path = str(Path(folder, "socket"))
-        agent = Agent(chosen, Settings(socket=path))
+        agent = Agent(chosen, Settings(socket=path, pids=pids))
         thread = threading.Thread(target=agent.run, name="agent", daemon=True)
         thread.start()
         connection = until(lambda: _connect(path), "the agent listens")
