@@ -22,6 +22,7 @@ from dsprobe.probes.native.maps import VDSO, Gone, Maps, Process, Range
 MAX_TARGETS = 512
 MAX_FILES = 3500  # open in the child
 MAX_BAD = 256
+MAX_KNOWN = 20_000  # answers of the child that are kept
 REREAD_NS = 250_000_000  # mappings are read at most so often, unless an address is not found
 TRIES = 3
 _WORD = (1 << 64) - 1
@@ -36,6 +37,8 @@ class _File:
     number: int
     bad: bool = False
     users: set[int] = field(default_factory=set)
+    known: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    """By offset, what the child said: name, address in the file, build id."""
 
 
 @dataclass
@@ -64,7 +67,9 @@ class Resolver:
         self._link: Link | None = None
         self._targets: OrderedDict[int, _Target] = OrderedDict()
         self._files: dict[_FileKey, _File] = {}
-        self._numbers = 1  # 0: no file; 1: the vDSO
+        self._vdso = _File(1)
+        self._known = 0
+        self._numbers = 1  # 0: no file
         self._lost: list[float] = []  # when children were lost lately
         self.opening: tuple[str, int] | None = None
         """What is being opened or read now; device "" are the mappings of process inode."""
@@ -174,7 +179,7 @@ class Resolver:
             fd = os.memfd_create("vdso", os.MFD_CLOEXEC)
             try:
                 os.write(fd, image)
-                link.files([(1, fd)])
+                link.files([(self._vdso.number, fd)])
             finally:
                 os.close(fd)
         return link
@@ -278,34 +283,48 @@ class Resolver:
         finally:
             self.opening = None
 
-    def _number(self, target: _Target, r: Range) -> int:
-        """The child's number of the file that ``r`` maps, 0 where it has none."""
+    def _file(self, target: _Target, r: Range) -> _File | None:
+        """The file that ``r`` maps, where the child has it."""
         if r.path == VDSO and not r.inode:
-            return 1 if r.low >> 32 else 0  # that of a 32-bit process is another one
+            return self._vdso if r.low >> 32 else None  # that of a 32-bit process is another one
         file = target.files.get(r)
-        return 0 if file is None or file.bad else file.number
+        return None if file is None or file.bad else file
 
     def _names(
         self, process: int, pid: int, t: int, addresses: Sequence[tuple[int, int]]
     ) -> list[NativeFrame]:
         link = self._child()
+        if self._known > MAX_KNOWN:
+            self._known = 0
+            for known in (self._vdso, *self._files.values()):
+                known.known = {}
         target = self._target(process, pid, t, [a - back for a, back in addresses])
         frames = self._unnamed(process, addresses)
-        asked: dict[int, list[tuple[int, int]]] = {}
+        asked: dict[int, tuple[_File, set[int]]] = {}
+        places: list[tuple[int, _File, int]] = []
         for i, (address, back) in enumerate(addresses):
             r = target.maps.find(address - back)
-            if r is not None and (number := self._number(target, r)):
-                asked.setdefault(number, []).append((i, r.offset + address - back - r.low))
-        for number, questions in asked.items():
-            for first in range(0, len(questions), MAX_ASKED):
-                part = questions[first : first + MAX_ASKED]
-                answer = link.ask("names", number, [offset for _, offset in part])
-                build_id, names = _checked_names(answer, len(part))
-                for (i, _), (at, name) in zip(part, names, strict=True):
-                    frames[i] = NativeFrame(
-                        name, frames[i].module, at + addresses[i][1] & _WORD, build_id
-                    )
+            file = None if r is None else self._file(target, r)
+            if r is not None and file is not None:
+                offset = r.offset + address - back - r.low
+                places.append((i, file, offset))
+                if offset not in file.known:
+                    asked.setdefault(file.number, (file, set()))[1].add(offset)
+        for file, offsets in asked.values():
+            self._learn(link, file, sorted(offsets))
+        for i, file, offset in places:
+            name, at, build_id = file.known[offset]
+            back = addresses[i][1]
+            frames[i] = NativeFrame(name, frames[i].module, at + back & _WORD, build_id)
         return frames
+
+    def _learn(self, link: Link, file: _File, offsets: list[int]) -> None:
+        for first in range(0, len(offsets), MAX_ASKED):
+            part = offsets[first : first + MAX_ASKED]
+            build_id, names = _checked_names(link.ask("names", file.number, part), part)
+            for offset, (at, name) in zip(part, names, strict=True):
+                file.known[offset] = name, at, build_id
+        self._known += len(offsets)
 
     def _unnamed(self, process: int, addresses: Sequence[tuple[int, int]]) -> list[NativeFrame]:
         """Frames as far as the mappings alone tell: file and offset in it."""
@@ -326,25 +345,26 @@ class Resolver:
         link = self._child()
         target = self._target(process, pid, t, (r.ip - 1,))
         if not target.told:
-            ranges = [
-                (x.low, x.high, x.offset, self._number(target, x)) for x in target.maps.ranges
-            ]
+            ranges = []
+            for x in target.maps.ranges:
+                file = self._file(target, x)
+                ranges.append((x.low, x.high, x.offset, file.number if file is not None else 0))
             link.tell("maps", process, ranges)
             target.told = True
         preserved = (r.bx, r.bp, r.r12, r.r13, r.r14, r.r15)
         return _checked_walk(link.ask("unwind", process, r.ip, r.sp, preserved, copy))
 
 
-def _checked_names(answer: Any, count: int) -> tuple[str, list[tuple[int, str]]]:
+def _checked_names(answer: Any, asked: list[int]) -> tuple[str, list[tuple[int, str]]]:
     """What the child says, which may be in the hands of whoever wrote the file."""
     try:
         build_id, names = answer
         found = [(int(address) & _WORD, str(name)[:1024]) for address, name in names]
-        if len(found) == count:
+        if len(found) == len(asked):
             return str(build_id)[:128], found
     except (TypeError, ValueError):
         pass
-    return "", [(0, "")] * count
+    return "", [(offset, "") for offset in asked]
 
 
 def _checked_walk(answer: Any) -> tuple[list[tuple[int, int]], str]:

@@ -24,7 +24,6 @@ MAX_WAITING = 16 << 20  # bytes of stack copies
 MAX_COPY = 64 << 10
 MAX_ADDRESSES = 512
 MAX_STUCK = 3  # threads given up, after which no more are started
-_FULL = "too many threads hang in the files of processes"
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,10 @@ class _Question:
     size: int = 0
     key: Hashable = None
 
+    def failed(self, note: str) -> Answer | None:
+        """What is answered instead; nothing where nothing is."""
+        return None if self.key is None else Answer(self.key, (), note)
+
 
 class _Worker:
     """A thread that answers from ``questions`` until it is told to end."""
@@ -56,7 +59,10 @@ class _Worker:
 
     def _work(self) -> None:
         while (question := self._owner._next(self)) is not None:
-            answer = question.run(self.resolver)
+            try:
+                answer = question.run(self.resolver)
+            except Exception as e:  # whatever it is, the next question may be a good one
+                answer = question.failed(f"native frames cannot be read: {e}")
             self._owner._done(self, answer)
         self.resolver.close()
 
@@ -207,8 +213,9 @@ class Symbolizer:
         worker.resolver.kill()
         self._avoid.add(what)
         self._stuck.append(worker)
-        if worker.current is not None and worker.current.key is not None:
-            self._answers.append(Answer(worker.current.key, (), "a file cannot be opened"))
+        answer = worker.current.failed("a file cannot be opened") if worker.current else None
+        if answer is not None:
+            self._answers.append(answer)
         self._worker = None
         if len(self._stuck) >= MAX_STUCK:
             self._closing = True

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from dsprobe.probes.native.maps import Process, Range
 from dsprobe.probes.native.symbolizer import Symbolizer
 from tests.native.targets import (
     Snapshot,
@@ -230,3 +232,38 @@ def test_more_questions_than_fit_are_refused_and_counted(chain: Path) -> None:
         keys: list[object] = []
         until(lambda: keys.extend(a.key for a in s.answers()) or len(keys) == taken, "answers", 30)
     assert keys == sorted(keys)  # type: ignore[type-var]
+
+
+def test_a_file_that_hangs_when_opened_is_left_out(
+    tmp_path: Path, chain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does on a file system of somebody's own making that does not answer."""
+    stuck = build(tmp_path / "stuck", "chain.c")
+    let_go = threading.Event()
+    opened = Process.open
+
+    def hanging(self: Process, r: Range) -> int:
+        if r.path == str(stuck):
+            let_go.wait()
+        return opened(self, r)
+
+    monkeypatch.setattr(Process, "open", hanging)
+    try:
+        with running(stuck) as process, running(chain) as good, symbolizer(stuck_s=0.5) as s:
+            snapshot, healthy = Snapshot.read(process), Snapshot.read(good)
+            begun = time.monotonic()
+            s.ask("stuck", 1, process.pid, snapshot.t, own(snapshot, stuck))
+            s.ask("good", 2, good.pid, healthy.t, own(healthy, chain))
+            s.answers()
+            assert time.monotonic() - begun < 0.4
+            answers = []
+            until(lambda: answers.extend(s.answers()) or len(answers) == 2, "both answers", 30)
+            by_key = {a.key: a for a in answers}
+            assert "innermost" in [f.function for f in by_key["good"].frames]
+            assert by_key["stuck"].note == "a file cannot be opened"
+            # From now on it is known by file and offset alone, and the rest has names.
+            later = ask(s, snapshot, snapshot.truth)
+            assert {f.function for f in later.frames if f.module == str(stuck)} == {""}
+            assert any("libc_start" in f.function for f in later.frames)
+    finally:
+        let_go.set()
