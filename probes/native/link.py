@@ -80,7 +80,6 @@ class Link:
 
     def ask(self, *message: Any) -> Any:
         """Its answer, which is not to be trusted."""
-        self._page[:8] = bytes(8)
         self._send(msgpack.packb(message), [])
         self._wait(select.POLLIN)
         try:
@@ -89,6 +88,7 @@ class Link:
             data = b""
         if not data:
             raise self._lost("it ended")
+        self._page[:8] = bytes(8)  # what it does next is no fault of this file
         try:
             return msgpack.unpackb(data, strict_map_key=False)
         except (ValueError, msgpack.UnpackException):
