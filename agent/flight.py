@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from dsprobe.recordings import streams as st
+from dsprobe.recordings.references import LASTING as KEPT
 
-KEPT = frozenset(s.name for s in (st.META_SESSION, st.META_STRING, st.META_NETNS, st.META_COVERAGE))
-"""Streams whose rows give later rows their meaning, so age does not end them."""
-
-MAX_KEPT_BYTES = 4 << 20
+MAX_KEPT_BYTES = 8 << 20
 """Of each of these streams: one that grows does not push out another."""
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
+from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import session
 from dsprobe.recordings.filesession import FileSession
+from dsprobe.recordings.identities import Identities
 from dsprobe.recordings.lanes import LANES
 from dsprobe.recordings.model import Field, Rows, Stream
 from dsprobe.recordings.references import is_interned
 from dsprobe.recordings.rollups import COVERED
+from dsprobe.recordings.stacks import Stacks
 from dsprobe.recordings.walltime import WallTime
 
 _V4_MAPPED = bytes(10) + b"\xff\xff"
@@ -49,9 +54,20 @@ def info(source: FileSession) -> dict[str, Any]:
         "truncated": source.truncated,
         "facts": facts,
         "streams": streams,
+        "processes": _processes(source, wall),
         "coverage": _coverage(source),
         "problems": list(source.problems),
     }
+
+
+def _processes(source: FileSession, wall: WallTime) -> list[dict[str, Any]]:
+    """Processes that used CUDA."""
+    who = Identities(source)
+    who.refresh()
+    return [
+        asdict(p) | {"ended": wall.iso(p.ended) if p.ended else None}
+        for p in sorted(who.processes.values(), key=lambda p: p.id)
+    ]
 
 
 def _coverage(source: FileSession) -> dict[str, Any]:
@@ -99,7 +115,7 @@ Column = Callable[[Rows], list[Any]]
 def _column(source: FileSession, f: Field) -> tuple[bool | None, Column]:
     """How to read a column; the first is True where its number is to be shown too."""
     if f.ref and not f.shape:
-        return True, _lookup(_names(source, f.ref))
+        return True, _referred(source, f.ref)
     if f.names and not f.shape:
         return None, _lookup(dict(enumerate(f.names)))
     if f.unit == "id" and f.name == "lane":
@@ -116,8 +132,26 @@ def _lookup(names: dict[int, str]) -> Column:
     return lambda column: [names.get(v, v) for v in column.tolist()]
 
 
+def _referred(source: FileSession, target: str) -> Column:
+    """Text of the ids of an interned stream: its first text field, by the last row of an id; of a
+    stack its frames, the innermost first."""
+    who, stacks = Identities(source), Stacks(source)
+    by_id: dict[str, Callable[[int], Any]] = {
+        cuda.META_PROCESS.name: lambda id: who.process(id).label,
+        cuda.META_THREAD.name: lambda id: who.thread(id).label if id else None,
+        cuda.META_KERNEL.name: who.kernel,
+        cuda.META_FRAME.name: lambda id: stacks.frame(id).text,
+        cuda.META_STACK.name: lambda id: [f.text for f in stacks.frames(id)] if id else None,
+    }
+    if target in by_id:
+        who.refresh()
+        stacks.refresh()
+        text = functools.lru_cache(1 << 14)(by_id[target])
+        return lambda column: [text(v) for v in column.tolist()]
+    return _lookup(_names(source, target))
+
+
 def _names(source: FileSession, target: str) -> dict[int, str]:
-    """Text of each id of an interned stream: its first text field, the last one written."""
     declared: Stream | None = source.streams.get(target)
     if declared is None or not is_interned(declared):
         return {}

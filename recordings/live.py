@@ -17,10 +17,8 @@ from dsprobe.recordings.assemble import Sequences, between, join
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.frames import Frame, FrameError
 from dsprobe.recordings.model import Field, Rows, Stream
+from dsprobe.recordings.references import LASTING
 
-_KEPT_ALWAYS = frozenset(
-    s.name for s in (st.META_SESSION, st.META_STRING, st.META_NETNS, st.META_COVERAGE)
-)
 _KEPT_FRAMES = 1 << 14  # of each; about what the agent keeps
 _UNKNOWN = Stream("", "", "", (Field("t", "<u8", "ns", "CLOCK_MONOTONIC"),))
 
@@ -113,7 +111,7 @@ class LiveSession:
                 self._lost[str(row["stream"])] += int(row["lost"])
         held, stream = _Held(frame), self._held[frame.stream]
         stream.append(held)
-        if frame.stream in _KEPT_ALWAYS:
+        if frame.stream in LASTING:
             if len(stream) > _KEPT_FRAMES:
                 stream.popleft()
             return
@@ -125,13 +123,13 @@ class LiveSession:
 
     def _trim(self, before: int) -> None:
         for name, held in self._held.items():
-            while held and held[0].frame.t1 < before and name not in _KEPT_ALWAYS:
+            while held and held[0].frame.t1 < before and name not in LASTING:
                 self._drop(name)
         while self._bytes > self._limit:
             oldest = min(
                 (held[0].frame.t1, name)
                 for name, held in self._held.items()
-                if held and name not in _KEPT_ALWAYS
+                if held and name not in LASTING
             )
             self._drop(oldest[1])
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.model import Rows, Stream
 
@@ -18,8 +19,26 @@ STATE_KEYS: dict[str, tuple[str, ...]] = {
     st.META_SESSION.name: ("key",),
     st.META_COVERAGE.name: ("probe", "program"),
     st.META_CLOCK.name: (),
+    cuda.META_PLACEMENT.name: ("library", "build_id", "function"),
 }
 """Meta streams whose last row (per value of these fields) holds on until the next one."""
+
+NUMBERED = frozenset(
+    s.name
+    for s in (cuda.META_PROCESS, cuda.META_THREAD, cuda.META_KERNEL, cuda.META_STACK,
+              cuda.META_FRAME)
+)  # fmt: skip
+"""Interned streams whose ids an agent gives: what it says of one may change, and the same id of the
+same agent means the same nevertheless."""
+
+ALIKE = frozenset({cuda.META_STACK.name, cuda.META_FRAME.name})
+"""Of these, what reads alike is the same whoever says it; two processes are two, however alike."""
+
+LASTING = frozenset(
+    {st.META_SESSION.name, st.META_STRING.name, st.META_NETNS.name, st.META_COVERAGE.name,
+     cuda.META_PLACEMENT.name, *NUMBERED}
+)  # fmt: skip
+"""Streams whose rows give later rows their meaning, so age does not end them."""
 
 
 def is_interned(stream: Stream) -> bool:

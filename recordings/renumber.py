@@ -10,11 +10,15 @@ import numpy as np
 from dsprobe.recordings.errors import RecordingError
 from dsprobe.recordings.filesession import FileSession
 from dsprobe.recordings.model import Rows, Stream
-from dsprobe.recordings.references import is_interned
+from dsprobe.recordings.references import ALIKE, NUMBERED, is_interned, last_of_ids
+from dsprobe.recordings.session import facts
 
 
 class Renumbering:
     """Maps the ids of each source's interned meta streams into one numbering for all.
+
+    What numbers of ``references.NUMBERED`` streams mean depends on the agent that gave them; of
+    any other stream an id means what its row says.
 
     Teach it every source with :meth:`learn` before asking for rows: an id that a source uses
     without explaining it must not take on what another source says of that number.
@@ -27,6 +31,7 @@ class Renumbering:
         self._content: dict[str, dict[int, Any]] = {s.name: {} for s in self._order}
         self._by_content: dict[str, dict[Any, int]] = {s.name: {} for s in self._order}
         self._maps: dict[tuple[FileSession, str], dict[int, int]] = {}
+        self._agents: dict[tuple[str, str], dict[int, int]] = {}
 
     def interned(self, source: FileSession) -> Iterator[tuple[str, Stream]]:
         """Names and declarations of the interned streams of ``source``, those that others refer to
@@ -35,14 +40,20 @@ class Renumbering:
 
     def learn(self, source: FileSession, interned: Mapping[str, Rows]) -> None:
         """Take the interned rows of ``source``, in the order of :meth:`interned`."""
+        agent = facts(source).get("agent_pid", "")
         for name, rows in interned.items():
             stream = self._streams[name]
             rows = self.apply(source, stream, rows, learning=True)
-            mine = {int(row["id"]): _content(stream, row) for row in rows}
+            mine = _meanings(stream, rows, (agent, "" if agent else source.path))
             numbers = self._maps.setdefault((source, name), {})
+            if agent and name in NUMBERED:
+                known_here = self._agents.setdefault((agent, name), {})
+                numbers.update((id, known_here[id]) for id in mine.keys() & known_here.keys())
             # First what stays as it is, then what has to move out of the way.
             later = []
             for id, content in mine.items():
+                if id in numbers:
+                    continue
                 if self._content[name].get(id, content) == content:
                     numbers[id] = id
                     self._enter(name, id, content)
@@ -52,6 +63,8 @@ class Renumbering:
                 known = self._by_content[name].get(content)
                 numbers[id] = self._fresh(stream, mine) if known is None else known
                 self._enter(name, numbers[id], content)
+            if agent and name in NUMBERED:
+                known_here.update(numbers)
 
     def apply(
         self, source: FileSession, stream: Stream, rows: Rows, learning: bool = False
@@ -101,10 +114,22 @@ class Renumbering:
         return id
 
 
-def _content(stream: Stream, row: Any) -> tuple[Any, ...]:
-    """What an id means: all of its row but the id and the time."""
-    values = (row[f.name] for f in stream.fields if f.name not in ("t", "id"))
-    return tuple(v.tobytes() if isinstance(v, (np.ndarray, np.generic)) else v for v in values)
+def _meanings(stream: Stream, rows: Rows, agent: tuple[str, str]) -> dict[int, Any]:
+    """What each id means: all that its last row says but the id and the time; of a stack its frames
+    in order.  Processes and the like of two agents are never the same."""
+    found: dict[int, Any] = {}
+    for row in last_of_ids(stream, rows):
+        values = (row[f.name] for f in stream.fields if f.name not in ("t", "id"))
+        said = tuple(v.tobytes() if isinstance(v, (np.ndarray, np.generic)) else v for v in values)
+        if "depth" in stream.by_name:
+            found.setdefault(int(row["id"]), {})[int(row["depth"])] = said
+        else:
+            found[int(row["id"])] = said
+    if "depth" in stream.by_name:
+        found = {id: tuple(of[depth] for depth in sorted(of)) for id, of in found.items()}
+    if stream.name in NUMBERED - ALIKE:
+        found = {id: (*said, id, agent) for id, said in found.items()}
+    return found
 
 
 def _dependencies_first(streams: list[Stream]) -> list[Stream]:

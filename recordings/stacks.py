@@ -76,8 +76,11 @@ class Stacks:
         held = self._stacks.get(id)
         if not held:
             return (Frame(-id, "status", f"stack {id} is not explained in this session"),)
-        return tuple(self._frames.get(f) or Frame(f, "status", "frame unknown")
-                     for _, f in sorted(held.items()))  # fmt: skip
+        return tuple(self.frame(f) for _, f in sorted(held.items()))
+
+    def frame(self, id: int) -> Frame:
+        """One frame; a status where nobody explains it."""
+        return self._frames.get(id) or Frame(-id, "status", f"frame {id} is not explained here")
 
     def same(self, id: int) -> int:
         """One number for all stacks that read alike, frame by frame."""

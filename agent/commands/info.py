@@ -10,6 +10,8 @@ from dsprobe.agent.commands.damage import report
 from dsprobe.recordings.describe import info
 from dsprobe.recordings.filesession import open_file
 
+MAX_PROCESSES = 40
+
 
 def run(args: argparse.Namespace) -> int:
     with open_file(args.file) as source:
@@ -35,11 +37,20 @@ def _lines(said: dict[str, Any]) -> list[str]:
     ]
     for name, s in said["streams"].items():
         lines.append(f"{name:<18} {s['rows']:>12,} {s['bytes']:>14,} {s['lost']:>10,}")
+    if said["processes"]:
+        lines += ["", f"processes that used CUDA: {len(said['processes'])}"]
+        lines += [_process(p) for p in said["processes"][:MAX_PROCESSES]]
     lines += ["", "coverage"]
     for probe, state in said["coverage"].items():
         lines.append(_state(f"  {probe:<16}", state))
         lines += [_state(f"    {name:<14}", s) for name, s in state.get("programs", {}).items()]
     return [_printable(line) for line in lines]
+
+
+def _process(p: dict[str, Any]) -> str:
+    more = [f"ended {p['ended']}" if p["ended"] else "", p["driver"] and f"driver {p['driver']}"]
+    facts = ", ".join(text for text in more if text)
+    return f"  {p['comm']}:{p['pid']}  {p['command'][:200]}" + (f"  ({facts})" if facts else "")
 
 
 def _condition(said: dict[str, Any]) -> str:

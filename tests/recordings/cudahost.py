@@ -55,6 +55,7 @@ class CudaHost:
         self.session = MemorySession(live=live)
         self.now = BOOT
         self.stacks: list[Stack] = []
+        self.frames: dict[str, int] = {}
         s = self.session
         s.append("meta.session", t=BOOT, key=["host", "boot_id"], value=["gpu-07", "b-1"])
         s.append("meta.clock", t=BOOT, wall=BOOT, uncertainty=200)
@@ -74,7 +75,7 @@ class CudaHost:
         for depth, text in enumerate(frames):
             function, _, place = text.partition("@")
             file, _, line = place.partition(":")
-            number = id * 100 + depth
+            number = self.frames.setdefault(text, 100 + len(self.frames))
             self.session.append("meta.frame", t=self.now, id=number, kind=0, function=function,
                                 file=file, line=int(line or 0))  # fmt: skip
             self.session.append("meta.stack", t=self.now, id=id, depth=depth, frame=number)

@@ -25,7 +25,7 @@ from tests.recordings.sample import FOREVER, SECOND, T0, facts, head, host_secon
 _T = Field("t", "<u8", "ns", "CLOCK_MONOTONIC")
 _ID = Field("id", "<u4", "id", "")
 STACK = Stream(
-    "meta.stack", "", "", (_T, _ID, Field("frames", "<u4", "id", "", 3, ref="meta.string"))
+    "meta.path", "", "", (_T, _ID, Field("frames", "<u4", "id", "", 3, ref="meta.string"))
 )
 SAMPLE = Stream(
     "profile.sample",
@@ -33,7 +33,7 @@ SAMPLE = Stream(
     "",
     (
         _T,
-        Field("stack", "<u4", "id", "", ref="meta.stack"),
+        Field("stack", "<u4", "id", "", ref="meta.path"),
         Field("name", "<u4", "id", "", ref="meta.string"),
     ),
 )
@@ -114,7 +114,7 @@ def resolved(source: FileSession) -> list[tuple[Any, ...]]:
     text = strings(source)
     stacks = {
         int(r["id"]): tuple(text.get(f) for f in r["frames"].tolist())
-        for r in source.read("meta.stack", 0, FOREVER)
+        for r in source.read("meta.path", 0, FOREVER)
     }
     return [
         (int(r["t"]), stacks.get(int(r["stack"])), text.get(int(r["name"])))
@@ -132,7 +132,7 @@ def test_references_of_references_are_kept_and_nothing_else(tmp_path: Path) -> N
             with open_file(tmp_path / "c.mcap") as part:
                 assert resolved(part) == whole[begin : begin + 1]
                 sample = part.read("profile.sample", 0, FOREVER)[0]
-                stacks = part.read("meta.stack", 0, FOREVER)
+                stacks = part.read("meta.path", 0, FOREVER)
                 assert stacks["id"].tolist() == [sample["stack"]]
                 needed = {int(sample["name"]), *stacks["frames"].ravel().tolist()} - {0}
                 assert set(strings(part)) == needed
