@@ -12,6 +12,7 @@ import os
 import re
 import resource
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -141,14 +142,13 @@ def load(module: Module, kinds: Mapping[str, str], uprobes: int = 0) -> Loaded:
         else:
             places[i] = fd
             loaded.maps[m.name] = Map(fd, m.key_size, m.value_size, m.entries)
-    for name, kind in kinds.items():
-        if name not in module.programs:
-            continue
-        code = module.programs[name]
+
+    def program(name: str) -> None:
+        code, kind = module.programs[name], kinds[name]
         missing = [loaded.broken[i] for i in maps_of(code) if i in loaded.broken]
         if missing:
             loaded.errors[name] = missing[0]
-            continue
+            return
         attach_type = uprobes if kind in ("uprobe", "uretprobe") else 0
         try:
             loaded.programs[name] = syscalls.load_program(
@@ -156,6 +156,12 @@ def load(module: Module, kinds: Mapping[str, str], uprobes: int = 0) -> Loaded:
             )
         except syscalls.Refused as e:
             loaded.errors[name] = reason(e.log) if e.log else str(e.strerror)
+
+    # The verifier takes a second for the largest together, and runs on as many CPUs as it is given.
+    names = [name for name in kinds if name in module.programs]
+    names.sort(key=lambda name: len(module.programs[name]), reverse=True)
+    with ThreadPoolExecutor(os.cpu_count() or 1, "verify") as pool:
+        list(pool.map(program, names))
     return loaded
 
 
