@@ -9,7 +9,10 @@ import sys
 from dsprobe.agent.agent import Agent, Settings
 from dsprobe.agent.commands.agents import check_pids
 from dsprobe.agent.commands.errors import USAGE, Failure, need_root
+from dsprobe.probes.cuda import Cuda
+from dsprobe.probes.native.symbolizer import Symbolizer
 from dsprobe.probes.registry import select
+from dsprobe.probes.stacks import Stacks
 from dsprobe.recordings import wire
 
 
@@ -20,6 +23,9 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as e:
         raise Failure(str(e), exit_code=USAGE) from None
     check_pids(args.pids)
+    for probe in probes:
+        if args.native_stacks and isinstance(probe, Cuda):
+            probe.stacks = Stacks(Symbolizer(), unwind=True)
     settings = Settings(
         args.socket or wire.SOCKET, args.linger, args.history, args.history_bytes, args.pids
     )

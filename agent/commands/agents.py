@@ -16,7 +16,7 @@ from dsprobe.recordings.live import LiveSession
 
 START_SECONDS = 15.0
 READY_SECONDS = 60.0
-_OWN = {"--probes": "probes", "--pid": "targets"}
+_OWN = {"--probes": "probes", "--pid": "targets", "--native-stacks": "stacks"}
 
 
 def running(path: str, history: int | None = None, queue: int | None = None) -> Connection | None:
@@ -53,6 +53,7 @@ def start(
     linger: int,
     queue: int | None = None,
     pids: Sequence[int] = (),
+    native_stacks: bool = False,
 ) -> Connection:
     """Start an agent of our own at ``path``, in a session of its own, so that it outlives a
     terminal that is closed; it ends ``linger`` ns after its last viewer.
@@ -66,6 +67,8 @@ def start(
         command += ["--probes", ",".join(probes)]
     if pids:
         command += ["--pid", ",".join(map(str, pids))]
+    if native_stacks:
+        command += ["--native-stacks"]
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
             command,
@@ -107,6 +110,7 @@ def find_or_start(
     history: int | None = None,
     queue: int | None = None,
     pids: Sequence[int] = (),
+    native_stacks: bool = False,
 ) -> tuple[Connection, bool]:
     """The connection, and whether the agent was started for it.
 
@@ -117,8 +121,9 @@ def find_or_start(
     connection = running(path, history, queue)
     if connection is None:
         _check(probes)
-        return start(path, verb, probes, linger, queue, pids), True
-    given = [o for o, asked in (("--probes", probes is not None), ("--pid", pids)) if asked]
+        return start(path, verb, probes, linger, queue, pids, native_stacks), True
+    asked = {"--probes": probes is not None, "--pid": pids, "--native-stacks": native_stacks}
+    given = [option for option, value in asked.items() if value]
     if given:
         connection.close()
         raise Failure(

@@ -33,12 +33,14 @@ GOES_ON_SECONDS = 5.0
 def run(args: argparse.Namespace) -> int:
     stop = _Stop()
     path = args.socket or wire.SOCKET
-    if (args.probes is not None or args.pids) and args.socket is None:
+    own_wishes = args.probes is not None or args.pids or args.native_stacks
+    if own_wishes and args.socket is None:
         # An agent of its own, so that what runs already is left as it is.
         path = f"{os.path.dirname(wire.SOCKET)}/record-{os.getpid()}.sock"
     connection, own = agents.find_or_start(
-        path, "record", args.probes, LINGER_NS, history=0, queue=QUEUE_BYTES, pids=args.pids
-    )
+        path, "record", args.probes, LINGER_NS, history=0, queue=QUEUE_BYTES, pids=args.pids,
+        native_stacks=args.native_stacks,
+    )  # fmt: skip
     command: _Command | None = None
     try:
         with Writer(args.output, force=args.force) as writer:

@@ -91,6 +91,10 @@ _PID = Option(
     ("--pid",), "pids", "of processes that use CUDA, only these and their children", "LIST",
     values.pids, (),
 )  # fmt: skip
+_NATIVE = Option(
+    ("--native-stacks",), "native_stacks", "show all C and C++ callers in the stacks of processes"
+    " that use CUDA, not only the first",
+)  # fmt: skip
 _STREAMS = Option(
     ("--streams",), "streams", "only these streams, such as softirq.cpu,tcp.retransmit", "LIST",
     values.names, complete="streams",
@@ -114,6 +118,7 @@ VERBS: tuple[Verb, ...] = (
             _SOCKET,
             _PROBES,
             _PID,
+            _NATIVE,
             Option(("--width",), "width", "columns of the --once snapshot (default 100)", "N",
                    values.columns, 100),
         ),
@@ -130,6 +135,7 @@ VERBS: tuple[Verb, ...] = (
             _SOCKET,
             _PROBES,
             _PID,
+            _NATIVE,
             _FORCE,
         ),
         command=True,
@@ -223,6 +229,7 @@ VERBS: tuple[Verb, ...] = (
                    " (default 256M)", "SIZE", values.size, 256 << 20),
             _PROBES,
             _PID,
+            _NATIVE,
         ),
         root=True,
     ),

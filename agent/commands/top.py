@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
         raise Failure("dsprobe top needs a terminal", "use dsprobe top --once in a pipe")
     linger = LINGER_NS if not args.once else 2 * 10**9
     connection, started = agents.find_or_start(
-        args.socket, "top", args.probes, linger, pids=args.pids
+        args.socket, "top", args.probes, linger, pids=args.pids, native_stacks=args.native_stacks
     )
     live = LiveSession(connection)
     try:

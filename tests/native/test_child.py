@@ -167,7 +167,7 @@ def test_a_child_that_hangs_is_replaced_and_nobody_waits(chain: Path) -> None:
         first = s.child
         os.kill(first, signal.SIGSTOP)
         begun = time.monotonic()
-        s.ask("hung", 1, process.pid, snapshot.t, own(snapshot, chain))
+        s.unwind("hung", 1, process.pid, snapshot.t, snapshot.registers, snapshot.copy)
         s.answers()
         assert time.monotonic() - begun < 0.4  # the thread waits, and we do not
         assert "innermost" in [f.function for f in answer(s, "hung").frames]
