@@ -41,6 +41,12 @@ class MemoryScreen(TreeScreen):
         assert isinstance(asked, Asked)
         return self._maker.look(asked, moment)
 
+    def best(self, body: TreeBody) -> int:
+        """The fastest leak."""
+        rows = [row for row in body.rows if isinstance(row, MemoryRow)]
+        leaks = (i for i, row in enumerate(rows) if row.leaks and row.opened is None)
+        return next(leaks, 0)
+
     def heads(self, body: TreeBody, glyphs: Glyphs, width: int) -> Line:
         heads = "".join(
             f"{name + ('*' if name == self.order else ''):>{cells}} " for name, cells in fits(width)

@@ -28,7 +28,9 @@ KINDS = {
 ORDERS = ("growth", "live", "blocks", "age")
 LEAKS_OVER = 600 * SECOND
 """Time in which leaks are looked for."""
-LEAKS_EVERY = 5 * SECOND
+LEAKS_EVERY = 10 * SECOND
+MANY = 1000
+"""Where there are more stacks, leaks are looked for once a minute: it takes that much longer."""
 MAX_ROWS = 2000
 FEW = 3
 """So many processes are open from the start."""
@@ -77,16 +79,17 @@ class MemoryRows:
         self._session: Session | None = None
         self._tree: StackTree
         self._leaks: tuple[int, Findings] | None = None
+        self._names: dict[tuple[int, ...], tuple[str, tuple[Frame, ...]]] = {}
 
     def look(self, asked: Asked, moment: Moment) -> TreeBody:
         """The memory at ``moment``."""
         moment.stacks.refresh()
         if self._session is not moment.session:
             self._session, self._leaks = moment.session, None
-            self._tree = StackTree(moment.stacks)
+            self._tree, self._names = StackTree(moment.stacks), {}
         since, growth = _since(asked, moment)
         memory = memory_at(moment.session, moment.at, since)
-        findings = self.findings(moment)
+        findings = self.findings(moment, len(memory.stacks))
         kinds = KINDS[asked.kind]
         leaks = [leak for leak in findings.leaks if leak.kind in kinds]
         rows, more = self._rows(asked, moment, memory, leaks)
@@ -99,9 +102,10 @@ class MemoryRows:
             empty(asked.filter, "memory", moment, f"no {asked.kind} memory is allocated"),
         )
 
-    def findings(self, moment: Moment) -> Findings:
-        """The leaks up to ``moment``, looked for anew every five seconds of the session."""
-        at = moment.at - moment.at % LEAKS_EVERY if moment.session.live else moment.at
+    def findings(self, moment: Moment, stacks: int = 0) -> Findings:
+        """The leaks up to ``moment``; of a live session they are looked for now and then."""
+        every = LEAKS_EVERY if stacks <= MANY else 6 * LEAKS_EVERY
+        at = moment.at - moment.at % every if moment.session.live else moment.at
         if self._leaks is None or self._leaks[0] != at:
             start = max(at - LEAKS_OVER, moment.begin)
             self._leaks = (at, find_leaks(moment.session, start, at, moment.stacks))
@@ -175,12 +179,16 @@ class MemoryRows:
 
     def _row(self, branch: Branch, sums: Amounts) -> MemoryRow:
         live, grown, aged, blocks, leaks, rate, _ = sums[branch.node].tolist()
-        frames = tuple(self._tree.path(branch.node))
+        named = self._names.get(branch.nodes)
+        if named is None:
+            frames = tuple(self._tree.path(branch.node))
+            named = self._names[branch.nodes] = _name(frames[: len(branch.nodes)]), frames
+        name, frames = named
         return MemoryRow(
             branch.node,
             branch.depth,
             branch.opened,
-            _name(frames[: len(branch.nodes)]),
+            name,
             int(live),
             int(grown),
             int(aged / blocks) if blocks else 0,

@@ -9,6 +9,7 @@ from dsprobe.tui.actions import ACTIONS, keys_of, where
 from dsprobe.tui.glyphs import Glyphs
 from dsprobe.tui.lines import Line, fit, text_of
 from dsprobe.tui.snapshot import Snapshot
+from dsprobe.tui.treescreen import TreeBody
 
 
 def help_page(glyphs: Glyphs, width: int) -> list[Line]:
@@ -51,6 +52,8 @@ def problems_page(snap: Snapshot, glyphs: Glyphs, width: int) -> list[Line]:
     section(f"Source: {glyphs.clean(snap.source)}", list(snap.problems), "nothing is wrong with it")
     lost = [f"{units.si(n)} of {stream}" for stream, n in sorted(snap.lost.items()) if n]
     section("Rows lost", lost, "none")
+    if isinstance(snap.body, TreeBody):
+        section("On this screen", list(snap.body.notes), "nothing is left out")
     lanes: dict[str, list[str]] = {}
     for lane in snap.lanes:
         if not lane.working or lane.reason:

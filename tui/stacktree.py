@@ -141,7 +141,7 @@ def branches(
 
     ``used`` nodes are in it; a stack ends in those of ``ends``.
     """
-    todo = [(node, 0) for node in sorted(processes, key=order, reverse=True)]
+    todo = [(node, 0) for node in sorted(processes, key=order)[::-1]]
     while todo:
         node, depth = todo.pop()
         run = [node]
@@ -152,4 +152,4 @@ def branches(
         opened = is_open(run[-1]) if below else None
         yield Branch(tuple(run), depth, opened)
         if opened:
-            todo += [(n, depth + 1) for n in sorted(below, key=order, reverse=True)]
+            todo += [(n, depth + 1) for n in sorted(below, key=order)[::-1]]

@@ -6,6 +6,7 @@ import time
 
 from dsprobe.recordings.session import Session
 from dsprobe.tui import units
+from dsprobe.tui.cudatext import cuda_lines
 from dsprobe.tui.glyphs import Glyphs, choose
 from dsprobe.tui.grid import table
 from dsprobe.tui.lanes import TablesBody, ordered
@@ -18,7 +19,7 @@ from dsprobe.tui.tables import TABLES
 
 
 def once(session: Session, width: int = 100, glyphs: Glyphs | None = None) -> str:
-    """The newest moment of ``session``: header, every lane with its numbers, the tables.
+    """The newest moment of ``session``: header, what uses GPUs, every lane, the tables.
 
     Lines are at most ``width`` characters.  Characters are the locale's: ASCII where it has no
     more.
@@ -29,22 +30,27 @@ def once(session: Session, width: int = 100, glyphs: Glyphs | None = None) -> st
     columns = Columns.plain(max(width, 40))
     player.resize(columns.plot)
     player.live()
-    return render(Observer(session, player).look(), glyphs, columns)
+    observer = Observer(session, player)
+    snap = observer.look()
+    cuda = cuda_lines(observer, glyphs, columns.width) if snap.cuda else []
+    return render(snap, cuda, glyphs, columns)
 
 
-def render(snap: Snapshot, glyphs: Glyphs, columns: Columns) -> str:
-    """``snap`` as lines of text, each ended by a newline."""
+def render(snap: Snapshot, cuda: list[str], glyphs: Glyphs, columns: Columns) -> str:
+    """``snap`` as lines of text, each ended by a newline; ``cuda`` is what is said of GPUs."""
     facts = [
         snap.host,
         snap.date,
         snap.time,
         f"dsprobe {snap.overhead}",
         f"lost {sum(snap.lost.values())}",
+        snap.shed,
     ]
     lines = ["  ".join(glyphs.clean(f) for f in facts if f)]
     lines += [f"! {glyphs.clean(problem)}" for problem in snap.problems]
     if snap.empty:
         lines.append("no data yet")
+    lines += ["", *cuda] if cuda else []
     lines.append("")
     last = f"last {units.span(snap.window.count * snap.window.width)}"
     lines.append(f"{' lane':<{columns.title}}{'now':>8}  {'mean':>8} {'max':>8} {last}")

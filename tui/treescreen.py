@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dsprobe.tui.glyphs import Glyphs
@@ -14,6 +14,9 @@ from dsprobe.tui.plot import Columns, strip
 from dsprobe.tui.screen import Body, Moment, Screen
 from dsprobe.tui.selection import Selection
 from dsprobe.tui.snapshot import Snapshot
+
+WIDE = 100
+"""From this width on a row stands two cells further in than the one it is under, else one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Parts:
         """The parts of ``rows`` lines, with so many notes and lines below to show."""
         strip = 2 if rows >= 10 else 0
         total, heads = int(rows >= 5), int(rows >= 3)
-        said = min(notes, 1 if rows < 16 else 2 if rows < 30 else 4) if rows >= 8 else 0
+        said = min(notes, 1 if rows < 16 else 2 if rows < 30 else 6) if rows >= 8 else 0
         under = min(below, rows // 3) if rows >= 14 else 0
         return cls(strip, total, said, heads, rows - strip - total - said - heads - under, under)
 
@@ -94,12 +97,17 @@ class TreeScreen(Screen):
     def below(self, body: TreeBody, row: TreeRow | None, glyphs: Glyphs, width: int) -> list[Line]:
         """What there is to say of the selected row, as far as there is room."""
 
+    def best(self, body: TreeBody) -> int:
+        """The row to begin with."""
+        del body
+        return 0
+
     def draw(self, snap: Snapshot, glyphs: Glyphs, width: int, rows: int) -> list[Line]:
         body = self._body(snap)
         if body is None:
             return [fit([], width)] * rows
         keys = [row.key for row in body.rows]
-        at = self.selection.settle(keys)
+        at = self.selection.settle(keys, self.best(body))
         below = self.below(body, body.rows[at] if keys else None, glyphs, width)
         parts = Parts.of(rows, len(body.notes), len(below))
         lines = strip(snap, self.lane, glyphs, Columns.of(width)) if parts.strip else []
@@ -113,7 +121,7 @@ class TreeScreen(Screen):
             lines.append(self.heads(body, glyphs, width))
         shown = [
             self.row(body.rows[i], i == at, glyphs, width)
-            for i in self.selection.view(keys, parts.rows)
+            for i in self.selection.view(len(keys), parts.rows)
         ]
         if not keys:
             shown = [said(body.empty, "dim", glyphs, width)]
@@ -130,7 +138,8 @@ class TreeScreen(Screen):
         page = max(rows // 2, 1)
         steps = {"up": -1, "down": 1, "page_up": -page, "page_down": page}
         if action in steps:
-            self.selection.move([row.key for row in shown], steps[action])
+            keys = [row.key for row in shown]
+            self.selection.choose(keys, self.selection.at + steps[action])
         elif action == "sort":
             self.order = after(self.order, self.orders)
         elif action == "open_all":
@@ -140,13 +149,15 @@ class TreeScreen(Screen):
         return ""
 
     def _open_or_close(self, action: str, shown: tuple[TreeRow, ...]) -> None:
-        at = self.selection.settle([row.key for row in shown])
+        keys = [row.key for row in shown]
+        self.selection.choose(keys, self.selection.at)
+        at = self.selection.at
         row = shown[at]
         if row.opened is not None and (action == "toggle" or row.opened is (action == "close")):
             self.toggled ^= {row.key}
         elif action == "close":
-            above = [r.key for r in shown[:at] if r.depth < row.depth]
-            self.selection = replace(self.selection, key=above[-1] if above else row.key)
+            above = [i for i, r in enumerate(shown[:at]) if r.depth < row.depth]
+            self.selection.choose(keys, above[-1] if above else at)
 
 
 def said(text: str, role: str, glyphs: Glyphs, width: int) -> Line:
@@ -156,7 +167,7 @@ def said(text: str, role: str, glyphs: Glyphs, width: int) -> Line:
 
 def head(row: TreeRow, selected: bool, numbers: str, width: int) -> tuple[str, str]:
     """How a row begins: whether it is selected, its numbers, its depth, whether it is open."""
-    indent = " " * min(2 * row.depth, width // 4)
+    indent = " " * min((1 if width < WIDE else 2) * row.depth, width // 4)
     mark = " " if row.opened is None else "-" if row.opened else "+"
     left = (">" if selected else " ") + numbers + indent + mark
     return left, "bold" if selected or not row.depth else "plain"
