@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from dsprobe.agent.search import Copy, Found, Key
 from dsprobe.probes.driver import Driver
@@ -79,14 +81,10 @@ def refused(machine: str = "") -> str:
 
 
 class Libraries:
-    """``survive``: whether a process whose system calls a seccomp filter judges survives a probe on
-    a return; asked when there is such a process.
+    """``coverage`` and ``batches`` are what there is to say; the caller takes them."""
 
-    ``coverage`` and ``batches`` are what there is to say; the caller takes them.
-    """
-
-    def __init__(self, tracer: Tracer, cuda: Cuda, survive: Callable[[], bool]) -> None:
-        self._tracer, self._cuda, self._survive = tracer, cuda, survive
+    def __init__(self, tracer: Tracer, cuda: Cuda) -> None:
+        self._tracer, self._cuda = tracer, cuda
         self._by_key: dict[Key, Library] = {}
         self._plans: list[_Plan] = []
         self.over = False
@@ -117,7 +115,7 @@ class Libraries:
         if library.driver:
             if new:
                 self._cuda.process_seen(f.pid, library.driver)
-            if f.filtered and library.returns and not self._survive():
+            if f.brittle and library.returns:
                 self._without_returns(library, f.pid)
             if not library.since and not library.error:
                 self._attach(library, library.driver, copy.fd)
@@ -199,6 +197,13 @@ class Libraries:
             if (plan.code, plan.returns) == (code, returns):
                 return plan.uprobes, plan.placement.copy()
         uprobes, placement = self._cuda.library(driver, returns)
+        if driver.refused:
+            names = list(driver.refused)
+            none = META_PLACEMENT.rows(
+                library=[driver.path] * len(names), build_id=[driver.build_id] * len(names),
+                function=names, why=list(driver.refused.values()),
+            )  # fmt: skip
+            placement = np.concatenate([placement, none])
         self._plans.append(_Plan(code, returns, uprobes, placement.copy()))
         return uprobes, placement
 

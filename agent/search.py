@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsprobe.agent.vetting import Vetting
 from dsprobe.probes import driver, processes
 from dsprobe.probes.driver import Driver
 from dsprobe.probes.elf import ElfError
@@ -56,8 +57,8 @@ class Found:
     t: int
     pid: int
     pidfd: int
-    filtered: bool
-    """Whether a seccomp filter judges its system calls."""
+    brittle: bool
+    """Whether a probe on a return may kill it, by its seccomp filter."""
     copies: tuple[Copy, ...]
     error: str = ""
 
@@ -98,6 +99,7 @@ class Search:
 
     def __init__(self, skip: Collection[int] = (), proc: Path = Path("/proc")) -> None:
         self._skip, self._proc = skip, proc
+        self._vetting = Vetting()
         self._known: dict[Key, tuple[tuple[int, int], Driver | None, str]] = {}
         self._reads: deque[int] = deque(maxlen=READS)
         self._asked: queue.SimpleQueue[int | Iterator[int] | frozenset[int] | None]
@@ -223,7 +225,8 @@ class Search:
                 error = f"{m.path} of process {pid} cannot be opened: {e.strerror}"
         known = processes.facts(pid, self._proc)
         filtered = known is not None and known.seccomp == processes.SECCOMP_FILTER
-        return Found(t, pid, pidfd, filtered, tuple(copies), error)
+        brittle = filtered and bool(copies) and not self._vetting.survives()
+        return Found(t, pid, pidfd, brittle, tuple(copies), error)
 
     def _copy(self, mapped: driver.Mapped) -> Copy:
         with driver.opened(mapped, self._proc) as opened:
@@ -236,11 +239,17 @@ class Search:
             if len(self._reads) == READS and now - self._reads[0] < READS_NS:
                 return Copy(key, path, fd, None, "too many new libraries in a minute")
             self._reads.append(now)
-            self._known[key] = (version, *_read(fd, path))
+            self._known[key] = (version, *self._read(fd, path))
             while len(self._known) > MAX_KNOWN:
                 del self._known[next(iter(self._known))]
         _, read, error = self._known[key]
         return Copy(key, path, fd, read, error, read is not None and self._probed(mapped, read))
+
+    def _read(self, fd: int, path: str) -> tuple[Driver | None, str]:
+        try:
+            return self._vetting.places(fd, driver.read(fd, path)), ""
+        except (ElfError, OSError) as e:
+            return None, str(e)
 
     def _probed(self, mapped: driver.Mapped, read: Driver) -> bool:
         for name in _PROBED:
@@ -250,13 +259,6 @@ class Search:
                     if driver.breakpoint_in(mapped, offset, self._proc):
                         return True
         return False
-
-
-def _read(fd: int, path: str) -> tuple[Driver | None, str]:
-    try:
-        return driver.read(fd, path), ""
-    except (ElfError, OSError) as e:
-        return None, str(e)
 
 
 def _pidfd(pid: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dsprobe.agent.discovery import Discovery
@@ -36,11 +36,9 @@ class Targets:
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, tracer: Tracer, pids: Sequence[int] = (),
-        survive: Callable[[], bool] = lambda: True,
-    ) -> None:  # fmt: skip
+        self, selector: selectors.BaseSelector, tracer: Tracer, pids: Sequence[int] = ()
+    ) -> None:
         self._selector, self._tracer, self._pids = selector, tracer, frozenset(pids)
-        self._survive = survive
         self._probe = next((p for p in tracer.wanted if isinstance(p, Cuda)), None)
         self._discovery: Discovery | None = None
         self._libraries: Libraries | None = None
@@ -79,7 +77,7 @@ class Targets:
         rest = [c for c in loaded if c.program or c.probe not in self._lanes]
         if not self._discovery:
             return rest + [Coverage(name, "", "missing", refused()) for name in self._lanes]
-        self._libraries = Libraries(self._tracer, probe, self._survive)
+        self._libraries = Libraries(self._tracer, probe)
         if self._pids:
             self._want(probe, self._pids)
         return rest

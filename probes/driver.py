@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsprobe.probes.elf import ElfError, Function, Library
@@ -46,7 +46,7 @@ class Mapped:
 class Driver:
     """A driver library: ``version`` is "" where its name does not tell, ``entries`` are its API
     functions with the place for a probe in each (x86_64; none elsewhere).  ``text``: where in the
-    file its code begins and ends."""
+    file its code begins and ends.  ``refused``: functions without a place, by trial, and why."""
 
     path: str
     build_id: str
@@ -55,6 +55,7 @@ class Driver:
     functions: dict[str, Function]
     entries: dict[str, Placement]
     text: tuple[int, int] = (0, 0)
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def cheap(self) -> int:

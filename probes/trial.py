@@ -214,10 +214,10 @@ class Bench:
             untried = self._deaths(copy, wanted)
             placed = {n: driver.entries[n] for n in wanted if n not in untried}
             faults = self._faults(copy, driver, placed)
-            again = {n: _at_start(placed[n], why) for n, why in faults.items()}
+            again = {n: at_start(placed[n], why) for n, why in faults.items()}
             refused = self._faults(copy, driver, again) if again else {}
         tried = {n: p for n, p in (placed | again).items() if n not in refused}
-        bare = {n: _at_start(driver.entries[n], _UNTRIED) for n in untried}
+        bare = {n: at_start(driver.entries[n], _UNTRIED) for n in untried}
         return Verdict(tried | bare, refused, frozenset(untried))
 
     def _deaths(self, copy: int, names: Sequence[str]) -> set[str]:
@@ -274,7 +274,8 @@ def _results(answers: list[dict[str, Any]]) -> dict[str, int]:
     return {str(a["name"]): int(a["result"]) for a in answers if "name" in a}
 
 
-def _at_start(placed: Placement, why: str) -> Placement:
+def at_start(placed: Placement, why: str) -> Placement:
+    """The place at the function's first instruction instead, for the reason ``why``."""
     text = placed.skipped[0] if placed.skipped else placed.instruction
     if not placed.offset:
         return replace(placed, why=why)
