@@ -27,16 +27,16 @@ static __always_inline u64 memory_word(struct function *f, u64 address)
 	return v;
 }
 
-/* Bytes asked for; of a pitched allocation only what it returned tells. */
+/* Bytes asked for; a pitched allocation returns how long a row is. */
 static __always_inline u64 memory_size(struct function *f, struct call *c, s32 result)
 {
-	u64 n = memory_arg(c, f->bytes);
+	u64 mask = f->flags & FLAG_NARROW ? 0xffffffff : ~0ULL, n = memory_arg(c, f->bytes) & mask;
 
-	if (f->flags & FLAG_NARROW)
-		n = (u32)n;
-	if (f->form == FORM_PITCH)
-		n *= result ? memory_arg(c, f->times) : memory_word(f, c->a[1]);
-	return n;
+	if (f->form != FORM_PITCH)
+		return n;
+	if (!result)
+		n = memory_word(f, c->a[1]);
+	return n * (memory_arg(c, f->times) & mask);
 }
 
 /* Of an allocation only the return matters. */

@@ -6,20 +6,24 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dsprobe.probes import driver
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.cuda import Cuda
+from dsprobe.probes.hashmap import HashMap
 from dsprobe.probes.memory import Memory
 from dsprobe.probes.probe import Loss
 from dsprobe.probes.tracer import Tracer
-from dsprobe.recordings.cudastreams import CUDA_STREAMS, MEMORY_KINDS
+from dsprobe.recordings.cudastreams import MEMORY_KINDS
 from dsprobe.recordings.model import Rows
+from dsprobe.recordings.streams import STREAMS
 from tests.simgpu import build, truth
-
-STREAMS = {s.name: s for s in CUDA_STREAMS}
+from tests.simgpu.scenario import parse
+from tests.simgpu.target import Target
 
 
 class ByCaller(Memory):
@@ -94,6 +98,15 @@ class Host:
         last = {(int(r["stack"]), MEMORY_KINDS[r["kind"]]): r for r in mine}
         return {k: (int(r["live"]), int(r["blocks"])) for k, r in last.items() if r["blocks"]}
 
+    def processes_in_tables(self) -> set[int]:
+        """Of whom the kernel's tables still hold something."""
+        maps = self.tables()
+        return {int(p) for m in maps for p in m.read()[0]["process"]}
+
+    def tables(self) -> list[HashMap]:
+        found = [self.probe._totals_map, self.probe._stacks_map, *self.probe._walk._tables]
+        return [*found, self.probe._walk._contexts]
+
     def close(self) -> None:
         self.tracer.close()
 
@@ -111,3 +124,19 @@ def really(process: truth.Process) -> dict[str, tuple[int, int]]:
     """What :meth:`Host.live` should say; the size of another process's memory is not known."""
     return {k: (0 if k == "ipc" else v.bytes, v.blocks)
             for k, v in process.live.items() if v.blocks}  # fmt: skip
+
+
+class Traced(Target):
+    """A target of which every step can be checked against truth."""
+
+    def __init__(self, host: Host, folder: Path, **tables: Any) -> None:
+        super().__init__(folder, parse(tables))
+        self.host = host
+        self.start()
+
+    def check(self) -> dict[str, tuple[int, int]]:
+        """Live bytes and blocks by kind, which equal truth."""
+        self.host.poll()
+        told = self.host.live(self.pid)
+        assert told == really(self.truth)
+        return told
