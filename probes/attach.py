@@ -18,7 +18,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dsprobe.probes import syscalls
-from dsprobe.probes.probe import Program, Unavailable, Uprobe
+from dsprobe.probes.probe import Map, Program, Unavailable, Uprobe
 
 _AT_ONCE = 16
 """How many links are closed at a time."""
@@ -35,13 +35,15 @@ def uprobe_type() -> int:
     return syscalls.UPROBE_MULTI if syscalls.has_uprobe_multi() else 0
 
 
-def attach(program: Program, fd: int, cpus: Iterable[int]) -> list[int]:
+def attach(program: Program, fd: int, cpus: Iterable[int], maps: Mapping[str, Map]) -> list[int]:
     """Links of a program; none yet for a uprobe.  Raises OSError whose text says why."""
-    if program.late:
-        return []
     links: list[int] = []
     try:
-        if program.kind == "raw_tracepoint":
+        if program.kind == "tail":
+            syscalls.put_program(maps[program.target].fd, 0, fd)
+        elif program.late:
+            pass
+        elif program.kind == "raw_tracepoint":
             links.append(syscalls.open_raw_tracepoint(program.target, fd))
         else:
             period = int(program.target)

@@ -29,7 +29,13 @@ _PSEUDO_MAP_FD = 1  # as source register: the immediate is a map's descriptor
 
 _NAME = 15  # what fits BPF_OBJ_NAME_LEN with a NUL
 
-_TYPES = {"uprobe": 2, "uretprobe": 2, "cpu_clock": 7, "raw_tracepoint": 17}  # enum bpf_prog_type
+_TYPES = {
+    "uprobe": 2,
+    "uretprobe": 2,
+    "tail": 2,
+    "cpu_clock": 7,
+    "raw_tracepoint": 17,
+}  # enum bpf_prog_type
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ def load(module: Module, kinds: Mapping[str, str], uprobes: int = 0) -> Loaded:
         if missing:
             loaded.errors[name] = missing[0]
             return
-        attach_type = uprobes if kind in ("uprobe", "uretprobe") else 0
+        attach_type = uprobes if _TYPES[kind] == syscalls.KPROBE else 0
         try:
             loaded.programs[name] = syscalls.load_program(
                 _TYPES[kind], renumbered(code, places), name[:_NAME], attach_type

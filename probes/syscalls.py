@@ -19,6 +19,7 @@ _NR = {"x86_64": (321, 298), "aarch64": (280, 241)}  # bpf, perf_event_open
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MAP_CREATE = 0
+MAP_UPDATE_ELEM = 2
 PROG_LOAD = 5
 OBJ_GET_INFO_BY_FD = 15
 RAW_TRACEPOINT_OPEN = 17
@@ -98,6 +99,13 @@ def create_map(
     fd, _ = bpf(MAP_CREATE, attr)
     os.set_inheritable(fd, False)
     return fd
+
+
+def put_program(array: int, place: int, program: int) -> None:
+    """Make ``program`` what programs go on with that call ``place`` of a BPF_PROG_ARRAY."""
+    key, value = ctypes.c_uint32(place), ctypes.c_uint32(program)
+    where = ctypes.addressof(key), ctypes.addressof(value)
+    bpf(MAP_UPDATE_ELEM, struct.pack("<IIQQQ", array, 0, *where, 0))
 
 
 def map_info(fd: int) -> tuple[int, int, int, int, int]:

@@ -98,6 +98,7 @@ class Tracer:
                 a.rings[name] = (ring, stream, count)
                 a.lost[name] = 0
             probe.open(loaded.maps)
+            probe.link(fds)
         except (OSError, ValueError, KeyError) as e:
             self._release(a)
             why = "; ".join(loaded.broken.values()) or f"its maps cannot be read: {e}"
@@ -121,7 +122,9 @@ class Tracer:
     def _link(self, a: _Attached, p: Program) -> str:
         """Attach one program; the reason where that fails."""
         try:
-            a.links[p.function] = attach.attach(p, a.programs[p.function], self._cpus)
+            a.links[p.function] = attach.attach(
+                p, a.programs[p.function], self._cpus, self._made.loaded[a.probe.name].maps
+            )
         except OSError as e:
             return str(e)
         return ""

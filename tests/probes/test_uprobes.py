@@ -16,6 +16,7 @@ import pytest
 
 from dsprobe.probes import syscalls
 from dsprobe.probes.elf import Library
+from dsprobe.probes.hashmap import HashMap
 from dsprobe.probes.placement import place
 from dsprobe.probes.probe import Batch, BpfProbe, Map, Program, Uprobe
 from dsprobe.probes.softirq import Softirq
@@ -444,4 +445,46 @@ def test_one_goes_and_those_that_require_it_go_too(tmp_path: Path) -> None:
     said = {(c.probe, c.program): c.status for c in coverage}
     assert said == dict.fromkeys((("base", "base_enter"), ("base", ""), ("upper", "")), "detached")
     assert [p.name for p in tracer.probes] == ["softirq"]
+    tracer.close()
+
+
+TAIL = """
+BPF_PROG_ARRAY(tail_programs, 1);
+BPF_ARRAY(tail_counts, u64, 2);
+int tail_enter(struct pt_regs *ctx)
+{
+	tail_programs.call(ctx, 0);
+	u32 missed = 0;
+	tail_counts.atomic_increment(missed);
+	return 0;
+}
+int tail_goes_on(struct pt_regs *ctx)
+{
+	u32 cell = PT_REGS_PARM2(ctx) == 4096;
+	tail_counts.atomic_increment(cell);
+	return 0;
+}
+"""
+
+
+class Tail(Written):
+    name = "tail"
+    programs = (Program("tail_enter", "uprobe"), Program("tail_goes_on", "tail", "tail_programs"))
+    text = TAIL
+
+
+@pytest.mark.parametrize("way", [True, False], ids=["multi", "perf"])
+def test_a_program_that_another_goes_on_with(
+    way: bool, tmp_path: Path, target: Target, library: Path
+) -> None:
+    probe = Tail(tmp_path)
+    tracer = Tracer([probe], way)
+    assert {c.status for c in tracer.load()} == {"attached"}
+    with open(library, "rb") as f:
+        offset = both(f.fileno(), "cuMemAlloc_v2")[0].offset
+        assert tracer.attach_library("key", f.fileno(), [Uprobe("tail_enter", offset, 0)]) == []
+    for _ in range(3):
+        target.ok("cuMemAlloc_v2", OUT, 4096)
+    counts = HashMap(probe.maps["tail_counts"], "<u4", "<u8")
+    assert [int(counts.get(i)) for i in (0, 1)] == [0, 3]
     tracer.close()
