@@ -125,10 +125,8 @@ int calls_return(struct pt_regs *ctx)
 	if (!slow && !cuda_budget(t, BUDGET_CALL, now))
 		return 0;
 	u32 stack = 0;
-#ifdef STACKS
 	if (slow)
 		stack = stack_id(ctx, t, o->ret);
-#endif
 	u32 cpu = bpf_get_smp_processor_id();
 	struct ring_count *n = cuda_call_count.lookup(&cpu);
 	if (!n)
@@ -137,6 +135,7 @@ int calls_return(struct pt_regs *ctx)
 	struct cuda_call *e = cuda_call.ringbuf_reserve(sizeof(struct cuda_call));
 	if (!e) {
 		__sync_fetch_and_add(&n->lost, 1);
+		stacks_finish(ctx, stack);
 		return 0;
 	}
 	e->t = now;
@@ -151,5 +150,6 @@ int calls_return(struct pt_regs *ctx)
 	e->stream = o->stream;
 	e->bytes = o->bytes;
 	cuda_call.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+	stacks_finish(ctx, stack);
 	return 0;
 }

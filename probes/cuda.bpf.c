@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Ends of threads and processes that use CUDA, and children of those that are wanted. */
 #include "cuda.bpf.h"
+#include "stacks.bpf.h"
+#include "firstsight.bpf.h"
 
 static __always_inline void cuda_process_ends(u32 tgid, u32 why)
 {
@@ -35,6 +37,7 @@ int cuda_exit(struct bpf_raw_tracepoint_args *ctx)
 	if (live > 0)
 		return 0;
 	cuda_process_ends(tgid, 1);
+	stacks_gone(ctx->args[0]);
 	cuda_wanted.delete(&tgid);
 	return 0;
 }
@@ -47,12 +50,14 @@ int cuda_exec(struct bpf_raw_tracepoint_args *ctx)
 	cuda_thread_ends(key);
 	cuda_thread_ends((u64)tgid << 32 | (u32)ctx->args[1]);
 	cuda_process_ends(tgid, 2);
+	stacks_gone(bpf_get_current_task());
 	return 0;
 }
 
 int cuda_fork(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct cuda_config *c = cuda_settings();
+	stacks_forked(ctx->args[0], ctx->args[1]);
 	if (!c || !c->filter)
 		return 0;
 	u32 parent = 0, child = 0, one = 1;

@@ -429,6 +429,9 @@ static __always_inline struct call *cuda_leave(struct pt_regs *ctx, struct threa
 			break;
 		}
 	}
+	/* read back, so that the verifier goes on with any of them, not once for each */
+	if (o)
+		o = &t->open[*(volatile u32 *)&t->depth & (CUDA_DEPTH - 1)];
 	struct function *f = o ? cuda_functions.lookup(&cookie) : NULL;
 	if (!f)
 		return NULL;

@@ -23,6 +23,7 @@ from dsprobe.probes.driver import Driver
 from dsprobe.probes.functions import Class, Flag, Function
 from dsprobe.probes.hashmap import HashMap
 from dsprobe.probes.maps import MappedArray
+from dsprobe.probes.native.symbolizer import Symbolizer
 from dsprobe.probes.probe import (
     Batch,
     BpfProbe,
@@ -33,10 +34,13 @@ from dsprobe.probes.probe import (
     Uprobe,
     need_btf,
 )  # fmt: skip
+from dsprobe.probes.stacks import Stacks
 from dsprobe.recordings.cudastreams import (
     CUDA_CALLS,
+    META_FRAME,
     META_PLACEMENT,
     META_PROCESS,
+    META_STACK,
     META_THREAD,
 )
 from dsprobe.recordings.model import Field, Rows, Stream
@@ -77,14 +81,15 @@ class Cuda(BpfProbe):
     name = "cuda"
     doc = "processes that use CUDA, and their calls of the driver: counts, time, bytes"
     module = "cuda"
-    streams = (CUDA_CALLS, META_PROCESS, META_THREAD, META_STRING)
+    streams = (CUDA_CALLS, META_PROCESS, META_THREAD, META_STRING, META_STACK, META_FRAME)
     source = "cuda.bpf.c"
     programs = (
         Program("cuda_exit", "raw_tracepoint", "sched_process_exit"),
         Program("cuda_exec", "raw_tracepoint", "sched_process_exec"),
         Program("cuda_fork", "raw_tracepoint", "sched_process_fork"),
+        Program("stack_first_sight", "uretprobe", required=False, otherwise="stacks are lost"),
     )
-    rings: ClassVar = {"cuda_seen": _SEEN}
+    rings: ClassVar = {"cuda_seen": _SEEN, **Stacks.rings}
     INIT_SLOT: ClassVar[int] = 0
     """Slot of cuInit: a process that has a cell there was seen from its beginning on."""
 
@@ -92,6 +97,7 @@ class Cuda(BpfProbe):
         self.serves: dict[Class, tuple[str, str]] = {}
         """Programs for entry and return ("": none) of functions, by class; set by the probes that
         build on this one."""
+        self.stacks = Stacks(Symbolizer())
         self.processes: dict[int, _Process] = {}
         self._met: dict[int, tuple[int, bool]] = {}  # by id: place, leaving
         self._strings: dict[str, int] = {}
@@ -107,6 +113,7 @@ class Cuda(BpfProbe):
             raise Unavailable(f"driver calls are traced on x86_64, not on {platform.machine()}")
         btf = need_btf(btf)
         found = {
+            **self.stacks.defines(btf),
             "TASK_THREAD_PID": btf.offset("task_struct", "thread_pid"),
             "TASK_GROUP_LEADER": btf.offset("task_struct", "group_leader"),
             "TASK_TGID": btf.offset("task_struct", "tgid"),
@@ -125,6 +132,7 @@ class Cuda(BpfProbe):
         return found
 
     def open(self, maps: Mapping[str, Map]) -> None:
+        self.stacks.open(maps)
         self._wanted = HashMap(maps["cuda_wanted"], "<u4", "<u4")
         self._cells_of = HashMap(maps["cuda_cells_of"], "<u8", "<u4")
         self._procs = Places(
@@ -143,6 +151,9 @@ class Cuda(BpfProbe):
         self._before = np.zeros(0, cudamaps.CELL)
         self.config["slow_ns"] = SLOW_NS
         self.set_budget(BUDGET)
+
+    def link(self, programs: Mapping[str, int]) -> None:
+        self.stacks.link(programs)
 
     def set_budget(self, per_second: int) -> None:
         """How many single events of each kind a process may cause."""
@@ -241,11 +252,15 @@ class Cuda(BpfProbe):
     def process_seen(self, pid: int, driver: Driver) -> None:
         """A process maps this library."""
         self._drivers[pid] = driver
+        self.stacks.process_seen(pid)
         for p in self.processes.values():
             if p.pid == pid and not p.row["ended"][0]:
                 self._publish(p)
 
     def took(self, ring: str, rows: Rows) -> list[Batch]:
+        if ring in Stacks.rings:
+            self.stacks.took(ring, rows)
+            return []
         self._meet()
         return self._take()
 
@@ -255,12 +270,17 @@ class Cuda(BpfProbe):
         self._meet()
         self._count(now)
         self._forget()
+        for id in self.stacks.changed():
+            if id in self.processes:
+                self._publish(self.processes[id])
+        self._pending += self.stacks.collect(now)
         return self._take()
 
     def losses(self) -> list[Loss]:
         lost = self._lost.copy()
         new, self._told = lost - self._told, lost
-        return [Loss(*_LOST[i], int(new[i])) for i in np.flatnonzero(new[: len(_LOST)])]
+        own = [Loss(*_LOST[i], int(new[i])) for i in np.flatnonzero(new[: len(_LOST)])]
+        return own + self.stacks.losses()
 
     def _take(self) -> list[Batch]:
         pending, self._pending = self._pending, []
@@ -278,6 +298,7 @@ class Cuda(BpfProbe):
             if row["ended"] and not p.row["ended"][0]:
                 p.row["ended"] = time.monotonic_ns()
                 self._drivers.pop(p.pid, None)
+                self.stacks.gone(p.id)
                 self._publish(p)
         tasks = self.threads.live
         new = [i for i in np.flatnonzero(tasks["id"]) if int(tasks["id"][i]) not in self._met]
@@ -294,6 +315,7 @@ class Cuda(BpfProbe):
     def _new(self, place: int, row: Any) -> _Process:
         pid = int(row["tgid"])
         facts = processes.facts(pid) or processes.Facts(pid)
+        self.stacks.process_seen(pid, int(row["id"]))
         return _Process(int(row["id"]), pid, place, META_PROCESS.rows(
             id=int(row["id"]), pid=pid, ns_pid=int(row["ns_tgid"]), parent=facts.parent,
             uid=facts.uid, comm=[facts.comm], command=[facts.command], cgroup=[facts.cgroup],
@@ -304,6 +326,7 @@ class Cuda(BpfProbe):
         driver = self._drivers.get(p.pid)
         if driver and not p.row["ended"][0]:
             p.row["library"], p.row["driver"] = driver.path, driver.version
+        p.row["python"] = self.stacks.python(p.id)
         p.row["t"] = time.monotonic_ns()
         self._pending.append((META_PROCESS, p.row.copy()))
 

@@ -61,7 +61,7 @@ static __always_inline void memory_enter(struct memory_key *k, struct memory_blo
 	memory_keep(k, b);
 }
 
-int memory_alloc_return(struct pt_regs *ctx)
+static __always_inline int memory_allocated(struct pt_regs *ctx, u32 *stack)
 {
 	struct thread *t;
 	struct function *f;
@@ -78,7 +78,7 @@ int memory_alloc_return(struct pt_regs *ctx)
 	if (f->form == FORM_RETAIN)
 		return result ? 0 : vmm_retain(t, c, now);
 	if (!result)
-		b.stack = stack_id(ctx, t, c->ret);
+		b.stack = *stack = stack_id(ctx, t, c->ret);
 	if (kind == MEMORY_MAPPED)
 		return vmm_map(t, f, c, &b, result, now);
 	if (!result) {
@@ -107,6 +107,14 @@ int memory_alloc_return(struct pt_regs *ctx)
 		memory_enter(&k, &b);
 event:
 	memory_event(t, f, total, now, MEMORY_ALLOC, kind, 0, b.bytes, k.address, b.stack);
+	return 0;
+}
+
+int memory_alloc_return(struct pt_regs *ctx)
+{
+	u32 stack = 0;
+	memory_allocated(ctx, &stack);
+	stacks_finish(ctx, stack);
 	return 0;
 }
 

@@ -31,7 +31,7 @@ SENTENCES = {
     UNKNOWN: "Python not looked at yet",
     UNREADABLE: "lost: memory of the interpreter was not there",
     DEEP: f"deeper than {FRAMES} Python frames",
-    MANY_THREADS: "lost: the thread is not among the first 1024 of its process",
+    MANY_THREADS: "lost: the thread is not among the first 512 of its process",
     CHANGED: "lost: frames changed while they were read",
 }
 

@@ -2,8 +2,10 @@
 /* Stacks of threads inside a call: Python's frames, read from the interpreter's own structures.
  *
  * stack_id() walks them and hashes what it sees, writing nothing; a stack known by its hash costs no
- * more.  At the first sight of one its frames go out on the ring cuda_stack, and what names its code
- * objects on cuda_code before that, as those may be gone when user space looks.
+ * more.  At the first sight of one stacks_finish() goes on to the program stack_first_sight: the
+ * frames go out on the ring cuda_stack, and what names their code objects on cuda_code before that,
+ * as those may be gone when user space looks.  It is a program of its own for the verifier, which
+ * would walk it once for each way through each program that takes stacks.
  *
  * Every address here comes from the process: a read that fails leaves zeros and ends the walk, and
  * loops are bounded.  Uprobe programs can be preempted, so nothing is kept in per-CPU memory.
@@ -12,7 +14,7 @@
  * walks. */
 
 #define STACK_FRAMES 128
-#define STACK_THREADS 1024 /* thread states of a process that are looked through */
+#define STACK_THREADS 512 /* thread states of a process that are looked through */
 #define STACK_COPY 512     /* stack is copied in pieces, up to the first that is not there */
 
 /* As probes/stacks.py has them. */
@@ -55,10 +57,18 @@ struct stack_walk {
 	u32 count, status;
 };
 
+struct stack_new { /* a stack that its thread sees for the first time */
+	struct stack_key key;
+	u64 state, first;
+	u32 id, status, pid, python;
+};
+
 BPF_HASH(pythons, u32, struct python, 16384); /* by PID in dsprobe's own PID namespace */
 BPF_HASH(stack_ids, struct stack_key, u32, STACKS);
 BPF_TABLE("lru_hash", struct stack_code, u32, stack_codes, 65536);
 BPF_TABLE("lru_hash", u64, u64, stack_threads, 16384); /* thread state of each thread */
+BPF_HASH(stacks_new, u64, struct stack_new, 8192); /* by pid_tgid */
+BPF_PROG_ARRAY(stack_programs, 1);
 MMAP_ARRAY(stack_numbers, u64, 1);
 RING(cuda_stack, 512);
 RING(cuda_code, 512);
@@ -258,183 +268,65 @@ static __always_inline void stack_walk(struct python *python, u64 state, struct 
 	walk->hash = hash;
 }
 
-/* The smaller of n and the largest number of so many bits, without a branch. */
-#define STACK_BOUND(n, bits) \
-	(((n) | -(((n) >> (bits) | -((n) >> (bits))) >> 63)) & ((1ULL << (bits)) - 1))
-
-/* n, or 0 where the read failed. */
-#define STACK_IF_READ(n, result) ((n) & ~((s64)(result) >> 63))
-
-/* Copy a string object of n characters at p: all of it if it is ASCII; then as much as other
- * characters may take in addition, which may not be there. */
-#define STACK_TEXT(to, size, more) do { \
-	wide = 3 * n + 24; \
-	n += text; \
-	wide = STACK_BOUND(wide, 9); \
-	n = STACK_BOUND(n, 9); \
-	size = STACK_IF_READ(n, stack_read(to, n & 511, p)); \
-	more = STACK_IF_READ(wide, stack_read(to + (n & 511), wide & 511, p + n)); \
-} while (0)
-
-/* Copy what names the code objects of a stack, once each; whether there was room for all. */
-static __always_inline int stack_names(struct python *python, struct thread *t, u32 pid,
-				       struct cuda_stack *r)
-{
-	struct stack_frame *frames = (struct stack_frame *)r->frames;
-	u64 names[4] = {}, p, n;
-	u64 name = python->name, table = python->table;
-	u64 to_names = python->code_names, to_first = python->code_first;
-	u64 length = python->text_length, text = python->text_size;
-	u64 bytes = python->bytes_length, data = python->bytes_data;
-	struct stack_code key = { .process = t->process };
-
-	#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < STACK_FRAMES; i++) {
-		if (i >= *(volatile u32 *)&r->count)
-			break;
-		u32 signature = frames[i].signature;
-		if (!signature)
-			continue;
-		key.code = frames[i].code;
-		u32 *have = stack_codes.lookup(&key);
-		if (have && *have == signature)
-			continue;
-		struct cuda_code *c = cuda_code.ringbuf_reserve(sizeof(*c));
-		cuda_code_counted(!c);
-		if (!c)
-			return 0;
-		c->t = bpf_ktime_get_ns();
-		c->code = key.code;
-		c->process = t->process;
-		c->pid = pid;
-		c->signature = signature;
-		c->python = python->number;
-		s32 first = 0;
-		stack_read(&first, 4, key.code + to_first);
-		c->first = first;
-		stack_read(names, 32, key.code + to_names);
-		u64 wide;
-		p = names[0];
-		n = 0;
-		stack_read(&n, 8, p + length);
-		STACK_TEXT(c->file, c->file_size, c->file_wide);
-		p = names[name & 3];
-		n = 0;
-		stack_read(&n, 8, p + length);
-		STACK_TEXT(c->name, c->name_size, c->name_wide);
-		p = names[table & 3];
-		n = 0;
-		stack_read(&n, 8, p + bytes);
-		c->whole = STACK_BOUND(n, 31);
-		n = STACK_BOUND(n, 11);
-		c->table_size = STACK_IF_READ(n, stack_read(c->table, n & 2047, p + data));
-		cuda_code.ringbuf_submit(c, BPF_RB_NO_WAKEUP);
-		stack_codes.update(&key, &signature);
-	}
-	return 1;
-}
-
-#if NATIVE_STACKS
-/* Copy the top of the stack for user space to unwind; whether there was room. */
-static __always_inline int stack_copy(struct pt_regs *ctx, struct thread *t, u32 pid, u32 id, u64 ret)
-{
-	struct cuda_native *c = cuda_native.ringbuf_reserve(sizeof(*c));
-	u32 i, size = 0;
-
-	cuda_native_counted(!c);
-	if (!c)
-		return 0;
-	c->t = bpf_ktime_get_ns();
-	c->id = id;
-	c->process = t->process;
-	c->pid = pid;
-	c->ip = ret;
-	c->sp = ctx->sp;
-	c->bp = ctx->bp;
-	c->bx = ctx->bx;
-	c->r12 = ctx->r12;
-	c->r13 = ctx->r13;
-	c->r14 = ctx->r14;
-	c->r15 = ctx->r15;
-	#pragma clang loop unroll(disable)
-	for (i = 0; i < sizeof(c->copy) / STACK_COPY; i++) {
-		if (stack_read((u8 *)c->copy + i * STACK_COPY, STACK_COPY, ctx->sp + i * STACK_COPY))
-			break;
-		size += STACK_COPY;
-	}
-	c->size = size;
-	cuda_native.ringbuf_submit(c, BPF_RB_NO_WAKEUP);
-	return 1;
-}
-#endif
-
 /* The number of the calling thread's stack; `ret` is where its call of the driver returns to.  To be
- * called at that return. */
+ * called at that return, by a program that ends with stacks_finish(). */
 static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 ret)
 {
-	u64 task = bpf_get_current_task(), fs = 0, state = 0;
-	u32 pid = stack_pid(task), zero = 0, id, kept;
+	u64 task = bpf_get_current_task(), fs = 0, state = 0, thread = bpf_get_current_pid_tgid();
+	u32 pid = stack_pid(task), zero = 0;
 	struct python *python = pythons.lookup(&pid);
-	struct stack_walk walk = { .status = STACK_UNKNOWN }, again = {};
-	struct stack_key key = { .ret = ret, .process = t->process };
-	struct cuda_stack *r;
+	struct stack_walk walk = { .status = STACK_UNKNOWN };
+	struct stack_new new = { .key.ret = ret, .key.process = t->process, .pid = pid };
 
 	READ(fs, task, TASK_FSBASE);
 	if (python) {
+		new.python = python->number;
 		walk.status = python->state;
 		if (walk.status == STACK_WHOLE)
 			state = stack_thread(python, fs, &walk.status);
 	}
 	if (state)
 		stack_walk(python, state, 0, &walk);
-	key.hash = walk.hash ^ walk.status;
+	new.key.hash = walk.hash ^ walk.status;
 #if NATIVE_STACKS
-	key.native = fs - ctx->sp;
+	new.key.native = fs - ctx->sp;
 #endif
-	u32 *known = stack_ids.lookup(&key);
+	u32 *known = stack_ids.lookup(&new.key);
 	if (known)
 		return *known;
 
 	u64 *number = stack_numbers.lookup(&zero);
 	if (!number)
 		return 0;
-	id = STACK_FIRST + next_number(number);
-	if (stack_ids.insert(&key, &id)) {
-		known = stack_ids.lookup(&key); /* another thread was first */
+	new.id = STACK_FIRST + next_number(number);
+	if (stack_ids.insert(&new.key, &new.id)) {
+		known = stack_ids.lookup(&new.key); /* another thread was first */
 		if (known)
 			return *known;
 		cuda_stack_counted(1);
 		return STACK_NO_ROOM;
 	}
-	r = cuda_stack.ringbuf_reserve(sizeof(*r));
-	if (!r) {
+	new.state = state;
+	new.first = walk.hash;
+	new.status = walk.status;
+	if (stacks_new.update(&thread, &new)) {
 		cuda_stack_counted(1);
-		stack_ids.delete(&key);
+		stack_ids.delete(&new.key);
 		return STACK_RING_FULL;
 	}
-	r->t = bpf_ktime_get_ns();
-	r->id = id;
-	r->process = t->process;
-	r->pid = pid;
-	r->python = python ? python->number : 0;
-	r->status = walk.status;
-	r->ret = ret;
-	r->hash = key.hash;
-	r->native = key.native;
-	r->first = walk.hash;
-	if (python && state)
-		stack_walk(python, state, (struct stack_frame *)r->frames, &again);
-	r->second = again.hash;
-	r->count = again.count; /* read back below: the verifier then takes it for any number */
-	kept = 1;
-	if (python && state)
-		kept = stack_names(python, t, pid, r);
-#if NATIVE_STACKS
-	kept &= stack_copy(ctx, t, pid, id, ret);
-#endif
-	cuda_stack_counted(0);
-	cuda_stack.ringbuf_submit(r, BPF_RB_NO_WAKEUP);
-	if (!kept)
-		stack_ids.delete(&key); /* it comes again, and with it what found no room */
-	return id;
+	return new.id;
+}
+
+/* The end of a program that took stack `id`: sends what is new of it, and does not return then. */
+static __always_inline void stacks_finish(struct pt_regs *ctx, u32 id)
+{
+	u64 thread = bpf_get_current_pid_tgid();
+	struct stack_new *new = id < STACK_FIRST ? 0 : stacks_new.lookup(&thread);
+
+	if (!new)
+		return;
+	stack_programs.call(ctx, 0);
+	cuda_stack_counted(1); /* the program is not there */
+	stack_ids.delete(&new->key);
+	stacks_new.delete(&thread);
 }

@@ -102,6 +102,7 @@ class Stacks:
         self._lost: dict[tuple[str, str], int] = {}
         self._maps: tuple[Table, Table] | None = None
         self._reserved = False
+        self._changed: set[int] = set()
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         """Constants for stacks.bpf.h.  Raises as :meth:`BpfProbe.defines`."""
@@ -121,8 +122,14 @@ class Stacks:
         }
 
     def open(self, maps: Mapping[str, Map]) -> None:
-        """Take the maps ``pythons`` and ``stack_ids``."""
+        """Take the maps that are ours."""
         self._maps = Table(maps["pythons"]), Table(maps["stack_ids"])
+        self._programs = Table(maps["stack_programs"])
+
+    def link(self, programs: Mapping[str, int]) -> None:
+        """Have stack_id() go on to stack_first_sight, if that is loaded.  Raises OSError."""
+        if fd := programs.get("stack_first_sight"):
+            self._programs.set(bytes(4), fd.to_bytes(4, "little"))
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -146,6 +153,12 @@ class Stacks:
         """As :meth:`process_seen` returned it, as far as is known now."""
         p = self._processes.get(process)
         return p.looked.sentence if p and p.looked else ""
+
+    def changed(self) -> list[int]:
+        """Processes of which :meth:`python` says something else than before the last call."""
+        self._take_looks()
+        changed, self._changed = self._changed, set()
+        return sorted(changed)
 
     def _look(self, pid: int, process: int) -> threading.Event | None:
         done = threading.Event()
@@ -171,6 +184,8 @@ class Stacks:
             if len(self._pythons) > _MAX_LOOKED:
                 del self._pythons[next(iter(self._pythons))]
             if p := self._processes.get(process):
+                if p.looked != looked:
+                    self._changed.add(process)
                 p.looked = looked
                 p.again = self._clock() + RETRY if looked.passing and p.tries < RETRIES else 0.0
         return found
@@ -194,8 +209,9 @@ class Stacks:
         waiting = {int(s.record["process"]) for s in self._waiting.values()}
         for number in [n for n, p in self._processes.items() if p.gone and n not in waiting]:
             p = self._processes.pop(number)
-            for key in p.keys if self._maps else ():
-                self._maps[1].remove(key)
+            if self._maps:
+                for key in p.keys:
+                    self._maps[1].remove(key)
             self._naming.gone(number)
 
     # -- what BPF captured --------------------------------------------------------------------

@@ -113,7 +113,7 @@ def signature(layout: Layout, memory: Memory, code: int) -> int:
     """As stack_signature in stacks.bpf.h: differs where another object lies there now."""
     names = struct.unpack("<4Q", memory.read(code + layout.code_filename, 32))
     table = names[3] if layout.code_qualname >= 0 else 0
-    x = (names[0] ^ names[1] >> 3 ^ names[2] << 7 ^ table >> 5) & _MASK
+    x: int = (names[0] ^ names[1] >> 3 ^ names[2] << 7 ^ table >> 5) & _MASK
     return (x ^ x >> 32) & 0xFFFFFFFF
 
 
