@@ -1,0 +1,257 @@
+"""Memory, launches and calls between two moments: records in, tables out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings import streams as st
+from dsprobe.recordings.blocked import calls, open_calls, slowest_calls
+from dsprobe.recordings.launches import by_stream, by_thread, kernels, longest_gaps
+from dsprobe.recordings.leaks import Thresholds
+from dsprobe.recordings.memory import AgeMemory, memory_at, tree
+from dsprobe.recordings.report import report
+from dsprobe.recordings.stacks import Stacks
+from tests.recordings.cudahost import BOOT, CALL, COPY, KIND, MIB, SECOND, CudaHost, hist
+from tests.recordings.sample import random_rows
+
+
+@pytest.fixture
+def host() -> CudaHost:
+    made = CudaHost()
+    made.process(1, 41)
+    return made
+
+
+def test_memory_at_a_moment_and_what_grew(host: CudaHost) -> None:
+    old = host.stack(1, ["load@w.py:1"])
+    new = host.stack(2, ["grow@c.py:2"])
+    gone = host.stack(3, ["gone@c.py:3"])
+    pinned = host.stack(4, ["pin@c.py:4"], kind="host")
+    old.alloc(host.now, 64 * MIB)
+    pinned.alloc(host.now, MIB)
+    gone.alloc(host.now, 3 * MIB)
+
+    def act(second: int, t: int) -> None:
+        if second >= 40:
+            new.alloc(t, MIB)
+        if second == 50:
+            gone.free()
+
+    host.run(60, act)
+    at = memory_at(host.session, BOOT + 60 * SECOND, BOOT + 30 * SECOND)
+    assert [(s.stack, s.live, s.grown, s.blocks, s.grown_blocks) for s in at.stacks] == [
+        (1, 64 * MIB, 0, 1, 0),
+        (2, 20 * MIB, 20 * MIB, 20, 20),
+        (4, MIB, 0, 1, 0),
+        (3, 0, -3 * MIB, 0, -1),
+    ]
+    ages = {s.stack: s.age for s in at.stacks}
+    assert ages[1] == 60 * SECOND
+    assert ages[2] == pytest.approx(10 * SECOND, abs=SECOND)
+    assert ages[3] == 0
+    (device, other) = at.kinds
+    assert (device.kind, device.device, device.live, device.grown) == (
+        "device", True, 84 * MIB, 17 * MIB,
+    )  # fmt: skip
+    assert (device.allocs, device.frees, other.allocs) == (20, 1, 0)
+    assert (other.kind, other.device, other.live) == ("host", False, MIB)
+    assert at.live == 84 * MIB
+    assert at.whole
+
+
+def test_a_state_needs_the_last_seconds_only(host: CudaHost) -> None:
+    """What is stable has a row every ten seconds."""
+    stack = host.stack(1, ["load@w.py:1"])
+    stack.alloc(host.now, MIB)
+    host.run(300)
+    host.session.reads.clear()
+    for t in range(20, 300, 7):
+        (found,) = memory_at(host.session, BOOT + t * SECOND, BOOT + (t - 5) * SECOND).stacks
+        assert (found.live, found.grown) == (MIB, 0), t
+    assert all(end - start <= 13 * SECOND for _, start, end, _ in host.session.reads)
+
+
+def test_memory_of_a_process_that_ended_is_gone(host: CudaHost) -> None:
+    stack = host.stack(1, ["load@w.py:1"])
+    stack.alloc(host.now, MIB)
+    host.run(20)
+    host.end(1)
+    host.run(3)
+    at = memory_at(host.session, host.now, BOOT + 15 * SECOND)
+    assert at.live == 0
+    assert [(s.live, s.grown) for s in at.stacks] == [(0, -MIB)]
+
+
+def test_bytes_of_no_stack_are_told(host: CudaHost) -> None:
+    stack = host.stack(1, ["load@w.py:1"])
+    stack.alloc(host.now, MIB)
+    host.run(20)
+    host.session.append("gpu.memory", t=host.now + 1, dt=1, process=1, live=3 * MIB)
+    host.session.refresh()
+    at = memory_at(host.session, host.now + 1)
+    assert at.unexplained == 2 * MIB
+    assert not at.whole
+
+
+def test_ages(host: CudaHost) -> None:
+    for t, live in ((1, 5), (11, 7)):
+        host.session.append("gpu.age", t=BOOT + t * SECOND, dt=SECOND, process=1,
+                            age=[0, 3, 255], live=live, blocks=1)  # fmt: skip
+    host.session.refresh()
+    found = memory_at(host.session, BOOT + 12 * SECOND).ages
+    assert [(a.youngest, a.oldest, a.live) for a in found] == [
+        (0, 2, 7), (8, 16, 7), (1 << 255, 1 << 256, 7),
+    ]  # fmt: skip
+    assert isinstance(found[0], AgeMemory)
+
+
+def test_a_tree_of_stacks_has_callers_above(host: CudaHost) -> None:
+    a = host.stack(1, ["alloc@t.py:1", "layer@m.py:5", "main@m.py:1"])
+    b = host.stack(2, ["alloc@t.py:1", "cache@m.py:7", "main@m.py:1"])
+    c = host.stack(3, ["layer@m.py:5", "main@m.py:1"])
+    for stack, n in ((a, 4), (b, 2), (c, 1)):
+        for _ in range(n):
+            stack.alloc(host.now, MIB)
+    host.run(60, lambda second, t: b.alloc(t, MIB) if second == 50 else None)
+    stacks = Stacks(host.session)
+    stacks.refresh()
+    rows = memory_at(host.session, host.now, BOOT + 30 * SECOND).stacks
+    (root,) = tree(rows, stacks)
+    assert (root.frame.function, root.live, root.blocks, root.grown) == (
+        "main", 8 * MIB, 8, MIB,
+    )  # fmt: skip
+    assert root.age == pytest.approx((7 * 60 + 10) / 8 * SECOND, abs=SECOND)
+    layer, cache = root.children
+    assert (layer.frame.function, layer.live, layer.stacks) == ("layer", 5 * MIB, (3,))
+    assert [(n.frame.function, n.live, n.stacks) for n in layer.children] == [
+        ("alloc", 4 * MIB, (1,)),
+    ]  # fmt: skip
+    assert cache.children[0].path == (*cache.path, cache.children[0].frame.id)
+    (grown,) = tree(rows, stacks, "growth")
+    assert grown.children[0].frame.function == "cache"
+    (aged,) = tree(rows, stacks, "age")
+    assert aged.children[0].frame.function == "layer"
+
+
+def thread_rows(host: CudaHost, seconds: int) -> None:
+    for second in range(1, seconds + 1):
+        t = BOOT + second * SECOND
+        host.session.append(
+            "cuda.thread", t=t, dt=SECOND, process=1, thread=[1, 2], count=[1000, 10],
+            shed=[900, 0], hist=[hist(s12=990, s20=10), hist(s26=10)],
+            longest=[2_000_000 + second, 90_000_000], longest_end=t - 5, within=[3, 0],
+            within_time=[1_500_000, 0],
+        )  # fmt: skip
+        host.session.append("cuda.stream", t=t, dt=SECOND, process=1, thread=[0, 1], stream=[77, 2],
+                            count=[600, 400], hist=[hist(s12=600), hist(s13=400)])  # fmt: skip
+    host.session.refresh()
+
+
+@pytest.mark.parametrize("seconds", [10, 200])
+def test_launches_by_thread_and_stream(host: CudaHost, seconds: int) -> None:
+    thread_rows(host, seconds)
+    start, end = BOOT + 2 * SECOND, BOOT + seconds * SECOND
+    first, second = by_thread(host.session, start, end)
+    n = seconds - 2
+    assert (first.thread, first.stream, first.count, first.rate) == (1, None, 1000 * n, 1000)
+    assert (first.p50, first.p99, first.longest) == (2.0**13, 2.0**13, 2_000_000 + seconds)
+    assert first.shed == pytest.approx(0.9)
+    assert first.hist[12] == 990 * n
+    assert (second.thread, second.shed, second.p99, second.quiet) == (2, 0, 2.0**27, 0)
+    shared, own = by_stream(host.session, start, end)
+    assert (shared.thread, shared.stream, shared.count) == (0, 77, 600 * n)
+    assert (own.thread, own.stream) == (1, 2)
+    assert math.isnan(own.shed)
+    later = by_thread(host.session, start, end + 5 * SECOND)
+    assert later[0].quiet == 5 * SECOND
+    assert by_thread(host.session, end, end + SECOND) == ()
+
+
+def test_the_longest_gaps_say_what_the_thread_was_in(host: CudaHost) -> None:
+    thread_rows(host, 200)
+    gaps = longest_gaps(host.session, BOOT, BOOT + 200 * SECOND, 202)
+    assert [g.duration for g in gaps[:200]] == [90_000_000] * 200
+    assert gaps[0].t == BOOT + 200 * SECOND - 5
+    assert (gaps[0].function, gaps[0].within) == (0, 0)
+    assert (gaps[200].duration, gaps[200].function, gaps[200].within) == (
+        2_000_200, 3, 1_500_000,
+    )  # fmt: skip
+
+
+def test_kernels_by_what_was_kept(host: CudaHost) -> None:
+    host.session.append("cuda.launch", t=BOOT + np.arange(10), process=1, kernel=[1] * 7 + [2] * 3,
+                        grid=[[8, 1, 1]] * 9 + [[9, 2, 1]], block=[[32, 1, 1]] * 10)  # fmt: skip
+    host.session.refresh()
+    first, second = kernels(host.session, BOOT - 1, BOOT + 100, 5)
+    assert (first.kernel, first.seen, first.share, first.grid) == (1, 7, 0.7, (8, 1, 1))
+    assert (second.kernel, second.grid, second.block) == (2, (9, 2, 1), (32, 1, 1))
+
+
+def test_calls_by_function(host: CudaHost) -> None:
+    for second in range(1, 101):
+        host.session.append(
+            "cuda.calls", t=BOOT + second * SECOND, dt=SECOND, process=1, function=[1, 2, 2],
+            kind=[CALL["sync"], CALL["copy"], CALL["copy"]],
+            copy=[0, COPY["HtoD"], COPY["DtoH"]], count=[10, 5, 1], failed=[0, 0, 1],
+            busy=[500_000_000, 1_000_000, 2_000_000], bytes=[0, 4096, 8192],
+            hist=[hist(s25=10), hist(s17=5), hist(s20=1)],
+        )  # fmt: skip
+    host.session.refresh()
+    sync, back, to = calls(host.session, BOOT, BOOT + 100 * SECOND)
+    assert (sync.function, sync.kind, sync.copy, sync.count) == (1, "sync", "none", 1000)
+    assert (sync.threads, sync.p50) == (0.5, 2.0**26)
+    assert (back.copy, back.failed, back.bytes) == ("DtoH", 100, 819200)
+    assert (to.copy, to.busy) == ("HtoD", 100_000_000)
+
+
+def test_a_call_is_open_until_its_thread_returns(host: CudaHost) -> None:
+    since = BOOT + SECOND
+    for t in (2, 3):
+        host.session.append("cuda.open", t=BOOT + t * SECOND, process=1, thread=[1, 2],
+                            function=[5, 6], since=[since, since - 9])  # fmt: skip
+    host.session.append("cuda.call", t=BOOT + 3 * SECOND + 7, process=1, thread=1, function=5,
+                        duration=2 * SECOND + 7)  # fmt: skip
+    host.session.refresh()
+    both = open_calls(host.session, BOOT + 3 * SECOND)
+    assert [(c.thread, c.duration) for c in both] == [(2, 2 * SECOND + 9), (1, 2 * SECOND)]
+    (left,) = open_calls(host.session, BOOT + 4 * SECOND)
+    assert (left.thread, left.function) == (2, 6)
+    assert open_calls(host.session, BOOT + 9 * SECOND) == ()
+
+
+def test_the_slowest_calls(host: CudaHost) -> None:
+    t = BOOT + np.arange(1, 301) * SECOND
+    host.session.append("cuda.call", t=t, duration=np.arange(300) % 150, process=1, stack=4, kind=1)
+    host.session.refresh()
+    found = slowest_calls(host.session, BOOT, BOOT + 300 * SECOND, 3)
+    assert [(c.duration, c.t) for c in found] == [
+        (149, BOOT + 300 * SECOND), (149, BOOT + 150 * SECOND), (148, BOOT + 299 * SECOND),
+    ]  # fmt: skip
+    assert found[0].stack == 4
+
+
+def test_any_rows_are_borne(host: CudaHost) -> None:
+    """What a hostile file may hold, under every stream at once."""
+    for stream in cuda.CUDA_STREAMS:
+        for seed in range(3):
+            rows = random_rows(stream, 200, seed, BOOT, 20 * SECOND)
+            if seed == 2:
+                for f in stream.fields:
+                    if f.ref or f.name == "id":
+                        rows[f.name] %= 5
+            host.session.append_rows(stream, rows[np.argsort(rows["t"], kind="stable")])
+    host.session.append_rows(st.META_STRING, random_rows(st.META_STRING, 50, 1, BOOT, SECOND))
+    host.session.refresh()
+    end = BOOT + 20 * SECOND
+    with np.errstate(all="ignore"):
+        said = report(host.session, BOOT, end, Thresholds(SECOND, SECOND), 5)
+        stacks = Stacks(host.session)
+        stacks.refresh()
+        nodes = tree(memory_at(host.session, end, BOOT).stacks, stacks)
+    assert said["processes"]
+    assert nodes
+    assert KIND["device"] == 0
