@@ -82,6 +82,7 @@ static __always_inline int stack_names(struct python *python, u32 process, u32 p
 static __always_inline int stack_copy(struct pt_regs *ctx, struct stack_new *new)
 {
 	struct cuda_native *c = cuda_native.ringbuf_reserve(sizeof(*c));
+	u64 sp = *(volatile u64 *)&ctx->sp; /* or else &ctx->sp is kept, which the verifier refuses */
 	u32 i, size = 0;
 
 	cuda_native_counted(!c);
@@ -92,7 +93,7 @@ static __always_inline int stack_copy(struct pt_regs *ctx, struct stack_new *new
 	c->process = new->key.process;
 	c->pid = new->pid;
 	c->ip = new->key.ret;
-	c->sp = ctx->sp;
+	c->sp = sp;
 	c->bp = ctx->bp;
 	c->bx = ctx->bx;
 	c->r12 = ctx->r12;
@@ -101,7 +102,7 @@ static __always_inline int stack_copy(struct pt_regs *ctx, struct stack_new *new
 	c->r15 = ctx->r15;
 	#pragma clang loop unroll(disable)
 	for (i = 0; i < sizeof(c->copy) / STACK_COPY; i++) {
-		if (stack_read((u8 *)c->copy + i * STACK_COPY, STACK_COPY, ctx->sp + i * STACK_COPY))
+		if (stack_read((u8 *)c->copy + i * STACK_COPY, STACK_COPY, sp + i * STACK_COPY))
 			break;
 		size += STACK_COPY;
 	}
