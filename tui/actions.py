@@ -59,6 +59,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("open", ("right",), "Open the row", "Rows", _TREES),
     Action("close", ("left",), "Close the row, or go to the one above it", "Rows", _TREES),
     Action("open_all", ("*", "e"), "Open all rows, or close them", "Rows", _TREES),
+    Action("kind", ("d",), "Memory of device or host, or address space", "Rows", ("memory",)),
     Action(
         "since", ("a",), "What grew since marker A, or over the time in view", "Rows", ("memory",)
     ),

@@ -152,7 +152,7 @@ class MemoryRows:
             return by[asked.order]
 
         def is_open(node: int) -> bool:
-            default = asked.all_open or bool(words) or sums[node, 4] > 0
+            default = asked.all_open or bool(words) or bool(sums[node, 4] > 0)
             return (default or (opened and tree.parent[node] < 0)) != (node in asked.toggled)
 
         rows: list[MemoryRow] = []
