@@ -13,6 +13,7 @@ import numpy as np
 
 from dsprobe.probes import driver
 from dsprobe.probes.btf import Btf
+from dsprobe.probes.calls import Calls
 from dsprobe.probes.cuda import Cuda
 from dsprobe.probes.hashmap import HashMap
 from dsprobe.probes.memory import Memory
@@ -42,7 +43,7 @@ class Host:
 
     def __init__(self, probe: Memory) -> None:
         self.cuda, self.probe = Cuda(), probe
-        self.tracer = Tracer([self.cuda, probe])
+        self.tracer = Tracer([self.cuda, Calls(), probe])
         self._rows: dict[str, list[Rows]] = {}
         self.losses: list[Loss] = []
         said = [c for c in self.tracer.load() if c.status != "attached"]

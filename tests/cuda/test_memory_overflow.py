@@ -1,0 +1,144 @@
+"""More live allocations and stacks than the kernel's tables hold: it is said, and the totals still
+equal truth."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.memoryhost import ByCaller, Traced, tracing
+from tests.cuda.memorystorm import Storm
+from tests.simgpu.target import OUT
+
+pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
+
+PAGE = 2 << 20
+ON_0 = {"prop": 0}
+
+
+def test_blocks_and_stacks_that_find_no_room(tmp_path: Path) -> None:
+    with (
+        tracing(ByCaller(by_size=True, blocks=40, stacks=10)) as host,
+        Traced(host, tmp_path) as target,
+    ):
+        blocks = [target.ok("cuMemAlloc_v2", OUT, 1000 + i) for i in range(150)]
+        blocks += [target.ok("cuMemAllocAsync", OUT, 5000 + i, 0) for i in range(50)]
+        pinned = [target.ok("cuMemHostAlloc", OUT, 100, 0) for i in range(20)]
+        told = target.check()
+        assert "blocks are kept outside" in host.probe.shortage
+        assert "stacks is full" in host.probe.shortage
+        assert sum(x.lost for x in host.losses if x.stream == "gpu.stack") > 0
+        stacks = host.stacks(target.pid)
+        for kind in ("device", "async", "host"):
+            of_kind = [v for (_, k), v in stacks.items() if k == kind]
+            assert tuple(map(sum, zip(*of_kind, strict=True))) == told[kind]
+        assert 0 in {stack for stack, _ in stacks}
+        random.Random(1).shuffle(blocks)
+        for i, address in enumerate(blocks):
+            assert target.call("cuMemFree_v2", address + 1)[0] == 1
+            target.ok("cuMemFree_v2", address)
+            assert target.call("cuMemFree_v2", address)[0] == 1
+            if i % 20 == 0:
+                target.check()
+        for address in pinned:
+            target.ok("cuMemFreeHost", address)
+        assert target.check() == {}
+        assert host.total(target.pid, "unknown") == 0
+        assert host.total(target.pid, "failed") == 2 * len(blocks)
+        host.poll(after=1)
+        assert host.stacks(target.pid) == {}
+        assert len(host.probe.ledger) == 0
+        assert not [x for x in host.losses if x.stream == "gpu.memory"]
+
+
+@pytest.mark.parametrize("order", ["unmap", "release"])
+def test_virtual_memory_that_finds_no_room(tmp_path: Path, order: str) -> None:
+    with tracing(ByCaller(vmm=12)) as host, Traced(host, tmp_path) as target:
+        pages = 30
+        base = target.ok("cuMemAddressReserve", OUT, 2 * pages * PAGE, 0, 0, 0)
+        handles = []
+        for i in range(pages):
+            handles.append(target.ok("cuMemCreate", OUT, PAGE, ON_0, 0))
+            target.ok("cuMemMap", base + i * PAGE, PAGE, 0, handles[i], 0)
+            if i % 3 == 0:  # mapped twice
+                target.ok("cuMemMap", base + (pages + i) * PAGE, PAGE, 0, handles[i], 0)
+            if i % 4 == 0:
+                assert target.ok("cuMemRetainAllocationHandle", OUT, base + i * PAGE) == handles[i]
+            target.check()
+        assert host.probe.shortage
+
+        def unmap() -> None:
+            for i in range(pages, 2 * pages, 3):
+                target.ok("cuMemUnmap", base + i * PAGE, PAGE)
+                target.check()
+            assert target.call("cuMemUnmap", base, (pages + 1) * PAGE)[0] == 1
+            target.check()
+            for i in range(0, pages, 5):
+                target.ok("cuMemUnmap", base + i * PAGE, 5 * PAGE)
+                target.check()
+
+        def release() -> None:
+            for i, handle in enumerate(handles):
+                for _ in range(1 + (i % 4 == 0)):
+                    target.ok("cuMemRelease", handle)
+                assert target.call("cuMemRelease", handle)[0] == 1
+                target.check()
+
+        for step in (unmap, release) if order == "unmap" else (release, unmap):
+            step()
+        target.ok("cuMemAddressFree", base, 2 * pages * PAGE)
+        assert target.check() == {}
+        assert host.total(target.pid, "unknown") == 0
+        assert not [x for x in host.losses if x.stream == "gpu.memory"]
+
+
+def test_contexts_and_processes_end_with_blocks_that_found_no_room(tmp_path: Path) -> None:
+    with tracing(ByCaller(blocks=8)) as host:
+        with Traced(host, tmp_path) as target:
+            target.ok("cuMemAlloc_v2", OUT, 10)
+            ctx = target.ok("cuCtxCreate_v2", OUT, 0, 0)
+            blocks = [target.ok("cuMemAlloc_v2", OUT, 1000) for _ in range(30)]
+            for address in blocks[15:20]:
+                target.ok("cuMemFree_v2", address)
+            target.check()
+            target.ok("cuCtxDestroy_v2", ctx)
+            assert target.check() == {"device": (10, 1)}
+            for _ in range(30):
+                target.ok("cuMemAlloc_v2", OUT, 7)
+            assert target.check() == {"device": (220, 31)}
+            assert len(host.probe.ledger)
+        host.poll()
+        assert host.live(target.pid) == {}
+        assert len(host.probe.ledger) == 0
+
+
+def test_blocks_for_which_there_is_no_room_anywhere_are_lost_and_said(tmp_path: Path) -> None:
+    with tracing(ByCaller(blocks=8, kept=5)) as host, Traced(host, tmp_path) as target:
+        blocks = [target.ok("cuMemAlloc_v2", OUT, 100) for _ in range(40)]
+        host.poll()
+        lost = sum(x.lost for x in host.losses if x.stream == "gpu.memory")
+        assert lost > 0
+        assert host.live(target.pid) == {"device": (100 * (40 - lost), 40 - lost)}
+        for address in blocks:
+            target.ok("cuMemFree_v2", address)
+        host.poll()
+        assert host.live(target.pid) == {}
+        assert host.total(target.pid, "unknown") == lost
+
+
+def test_an_agent_that_stalls(tmp_path: Path) -> None:
+    """The ring for what overflows fills up; what is lost is said, and nothing stays live."""
+    with tracing(ByCaller(blocks=8)) as host:
+        storm = Storm(tmp_path, threads=2, count=60_000, live=500, kinds=1)
+        storm.run()
+        host.poll()
+        lost = sum(x.lost for x in host.losses if x.stream == "gpu.memory")
+        assert lost > 0
+        told = host.last(storm.pid)["device"]
+        assert host.total(storm.pid, "allocs") == storm.truth.counts["cuMemAlloc_v2"].calls
+        assert told["live"] >= 0
+        storm.close()
+        host.poll()
+        assert host.live(storm.pid) == {}
