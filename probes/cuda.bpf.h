@@ -124,6 +124,7 @@ MMAP_ARRAY(cuda_next, u64, COUNTERS);
 MMAP_ARRAY(cuda_lost, u64, CUDA_LOST);
 BPF_HASH(cuda_procs_of, u32, u32, CUDA_PROCS);     /* by tgid */
 BPF_HASH(cuda_threads_of, u64, u32, CUDA_THREADS); /* by pid_tgid */
+MMAP_ARRAY(cuda_near, u64, CUDA_THREADS);          /* task << 16 | place of its thread */
 BPF_HASH(cuda_cells_of, u64, u32, CUDA_CELLS);     /* by process << 32 | slot */
 BPF_HASH(cuda_wanted, u32, u32, 65536);            /* tgids, where config.filter is set */
 BPF_QUEUE(cuda_free_procs, u32, CUDA_PROCS);
@@ -219,29 +220,29 @@ static __always_inline u32 cuda_proc(u32 tgid, u64 task)
 	return i;
 }
 
-/* The thread that runs; NULL: its process is not wanted, or there is no room for it (counted). */
-static __always_inline struct thread *cuda_thread(void)
+/* Place of the thread that runs, made where it has none; 0: its process is not wanted, or there is no
+ * room for it (counted). */
+static __always_inline u32 cuda_thread_place(u64 task)
 {
 	u64 key = bpf_get_current_pid_tgid();
 	u32 tgid = key >> 32;
 	u32 *at = cuda_threads_of.lookup(&key);
 	if (at)
-		return cuda_threads.lookup(at);
+		return *at;
 	struct cuda_config *c = cuda_settings();
 	if (!c || (c->filter && !cuda_wanted.lookup(&tgid)))
-		return NULL;
-	u64 task = bpf_get_current_task();
+		return 0;
 	u32 proc = cuda_proc(tgid, task);
 	struct process *p = cuda_procs.lookup(&proc);
 	if (!proc || !p)
-		return NULL;
+		return 0;
 	u32 i = 0;
 	if (cuda_free_threads.pop(&i))
 		i = cuda_fresh(NEXT_THREAD, CUDA_THREADS);
 	struct thread *t = cuda_threads.lookup(&i);
 	if (!i || !t) {
 		cuda_lose(LOST_THREAD);
-		return NULL;
+		return 0;
 	}
 	t->proc = proc;
 	t->process = p->id;
@@ -254,10 +255,42 @@ static __always_inline struct thread *cuda_thread(void)
 	if (cuda_threads_of.insert(&key, &i)) {
 		cuda_free_threads.push(&i, 0);
 		cuda_lose(LOST_THREAD);
-		return NULL;
+		return 0;
 	}
 	t->id = cuda_number(NEXT_ID);
-	return t;
+	return i;
+}
+
+/* Where in cuda_near a task's thread is remembered: an array costs a tenth of a hash. */
+static __always_inline u32 cuda_near_slot(u64 task)
+{
+	return task * 0x9e3779b97f4a7c15 >> 51;
+}
+
+/* The thread that runs; NULL as above. */
+static __always_inline struct thread *cuda_thread(void)
+{
+	u64 task = bpf_get_current_task();
+	u32 slot = cuda_near_slot(task);
+	u64 *near = cuda_near.lookup(&slot);
+	if (!near)
+		return NULL;
+	u64 seen = *near; /* read and written as one word, as other threads may use it too */
+	u32 i = seen & 0xffff;
+	if (seen >> 16 != task << 16 >> 16 || !i) { /* pointers differ in their lower 48 bits */
+		i = cuda_thread_place(task);
+		*near = task << 16 | i;
+	}
+	return i ? cuda_threads.lookup(&i) : NULL;
+}
+
+/* The task ends: another one may come to lie where it did. */
+static __always_inline void cuda_forget_task(u64 task)
+{
+	u32 slot = cuda_near_slot(task);
+	u64 *near = cuda_near.lookup(&slot);
+	if (near && *near >> 16 == task << 16 >> 16)
+		*near = 0;
 }
 
 /* The function whose probe was hit. */
@@ -413,10 +446,8 @@ static __always_inline struct call *cuda_enter(struct pt_regs *ctx, struct threa
 static __always_inline struct call *cuda_leave(struct pt_regs *ctx, struct thread **thread,
 					       struct function **function)
 {
-	u64 key = bpf_get_current_pid_tgid();
-	u32 *at = cuda_threads_of.lookup(&key);
-	struct thread *t = at ? cuda_threads.lookup(at) : NULL;
-	if (!t)
+	struct thread *t = cuda_thread();
+	if (!t || !t->depth)
 		return NULL;
 	u64 sp = PT_REGS_SP(ctx) - 8; /* the return address has been taken off */
 	u32 cookie = cuda_cookie(ctx);
@@ -455,8 +486,8 @@ static __always_inline void cuda_count(struct thread *t, struct function *f, u64
 		__sync_fetch_and_add(&c->failed, 1);
 	else if (bytes)
 		__sync_fetch_and_add(&c->bytes, bytes);
-	__sync_fetch_and_add(&c->busy, duration);
 	__sync_fetch_and_add(&c->hist[hist_slot(duration)], 1);
+	__sync_fetch_and_add(&c->busy, duration); /* last: once it has moved the rest is there */
 }
 
 /* Whether one more single event of the process may be written.  A count per window of 2^27 ns

@@ -11,7 +11,7 @@
 struct launch_stream {
 	u64 stream;
 	u32 process, thread;
-	u64 count, last;
+	u64 first, last; /* launches without one before, and when the last one was */
 	struct cuda_gap gaps[2]; /* of these only longest and epoch */
 	u32 hist[HIST_SLOTS];
 };
@@ -301,7 +301,6 @@ int launches_enter(struct pt_regs *ctx)
 
 	/* The thread's own. */
 	u32 epoch = c->epoch;
-	t->count++;
 	if (t->last) {
 		u64 gap = now - t->last;
 		t->hist[hist_slot(gap)]++;
@@ -322,17 +321,19 @@ int launches_enter(struct pt_regs *ctx)
 	struct launch_stream *s = launch_stream(t, w.stream);
 	if (s) {
 		u64 last = s->last;
-		s->last = now;
-		__sync_fetch_and_add(&s->count, 1);
 		if (last) {
 			u64 gap = now > last ? now - last : 0;
 			__sync_fetch_and_add(&s->hist[hist_slot(gap)], 1);
 			launch_gap(&s->gaps[epoch & 1], epoch, gap);
+		} else {
+			__sync_fetch_and_add(&s->first, 1);
 		}
+		s->last = now; /* after what user space looks at once this has moved */
 	}
 	if (cuda_budget(t, BUDGET_LAUNCH, now))
 		launch_single(t, f, now, &w);
 	else
 		t->shed++;
+	t->count++; /* last: see above */
 	return 0;
 }

@@ -40,7 +40,7 @@ _KERNEL = Stream(
     ),
 )  # fmt: skip
 _STREAM = np.dtype(
-    [("stream", "<u8"), ("process", "<u4"), ("thread", "<u4"), ("count", "<u8"), ("last", "<u8"),
+    [("stream", "<u8"), ("process", "<u4"), ("thread", "<u4"), ("first", "<u8"), ("last", "<u8"),
      ("gaps", GAP, 2), ("hist", "<u4", LAUNCH_SLOTS)]
 )  # fmt: skip
 _STREAM_KEY = np.dtype([("stream", "<u8"), ("process", "<u4"), ("thread", "<u4")])
@@ -102,7 +102,7 @@ class Launches(BpfProbe):
 
     def _by_thread(self, now: int, epoch: int) -> Rows:
         live = self._cuda.threads.live
-        at, new, before = _changed(live, self._threads_before, "id")
+        at, new, before = _changed(live, self._threads_before, "id", "count")
         self._threads_before = _kept(live, self._threads_before, at, new)
         gap = new["gaps"][:, epoch & 1]
         rows = CUDA_THREAD.rows(
@@ -120,14 +120,14 @@ class Launches(BpfProbe):
 
     def _by_stream(self, now: int, epoch: int) -> Rows:
         live = self._streams.live
-        at, new, before = _changed(live, self._streams_before, "process")
+        at, new, before = _changed(live, self._streams_before, "process", "last")
         self._streams_before = _kept(live, self._streams_before, at, new)
         gap = new["gaps"][:, epoch & 1]
         if not len(at):
             return CUDA_STREAM.empty()
         return CUDA_STREAM.rows(
             t=[now] * len(at), process=new["process"], thread=new["thread"], stream=new["stream"],
-            count=new["count"] - before["count"], hist=new["hist"] - before["hist"],
+            count=_launched(new) - _launched(before), hist=new["hist"] - before["hist"],
             longest=np.where(gap["epoch"] == epoch, gap["longest"], 0),
         )  # fmt: skip
 
@@ -160,6 +160,12 @@ class Launches(BpfProbe):
         self._streams_before[places] = np.zeros((), _STREAM)
 
 
+def _launched(streams: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Every launch has a place in the histogram, but one that had none before it."""
+    launched: npt.NDArray[np.uint64] = streams["first"] + streams["hist"].sum(1, np.uint64)
+    return launched
+
+
 def _keys(streams: npt.NDArray[Any]) -> npt.NDArray[Any]:
     keys = np.zeros(len(streams), _STREAM_KEY)
     for name in ("stream", "process", "thread"):
@@ -168,13 +174,13 @@ def _keys(streams: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _changed(
-    live: npt.NDArray[Any], before: npt.NDArray[Any], owner: str
+    live: npt.NDArray[Any], before: npt.NDArray[Any], owner: str, moves: str
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Places where something was launched since, what is there now and what was there before; that
-    is nothing where another ``owner`` had the place."""
+    """Places where something was launched since (``moves`` is another), what is there now and what
+    was there before; that is nothing where another ``owner`` had the place."""
     old = np.zeros(len(live), np.uint64)
-    old[: len(before)] = np.where(before[owner] == live[owner][: len(before)], before["count"], 0)
-    at = np.flatnonzero(live["count"] != old)
+    old[: len(before)] = np.where(before[owner] == live[owner][: len(before)], before[moves], 0)
+    at = np.flatnonzero(live[moves] != old)
     was = np.zeros(len(at), live.dtype)
     known = at < len(before)
     was[known] = before[at[known]]
