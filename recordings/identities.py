@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.assemble import fits
@@ -75,6 +77,7 @@ class Rereader:
     def __init__(self, session: Session, stream: Stream) -> None:
         self._session, self._stream = session, stream
         self._last = -1
+        self._held = (0, 0)  # from when on rows were read last, and how many
         self._whole = False
 
     def rows(self) -> Rows:
@@ -85,8 +88,13 @@ class Rereader:
         self._whole = not self._session.live
         start = max(self._last - SLACK, 0)
         rows = self._session.read(self._stream.name, start, FOREVER)
+        if self._held == (start, len(rows)):
+            return self._stream.empty()  # nothing has come
         if len(rows):
             self._last = max(self._last, int(rows["t"][-1]))
+        # Those that will be read again next time: of the slack before the last one.
+        start = max(self._last - SLACK, 0)
+        self._held = (start, len(rows) - int(np.searchsorted(rows["t"], start)))
         return rows if fits(self._stream, rows) else self._stream.empty()
 
 

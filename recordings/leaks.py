@@ -168,11 +168,11 @@ def _rising(
 def _leak(levels: Levels, i: int, last: int, per: int, grown: float, th: Thresholds) -> Leak:
     _, stack, kind = levels.keys[i]
     first = last - per * th.windows
-    length = per * levels.width / SECOND
+    width = levels.width / SECOND
     blocks = levels.blocks[i]
     return Leak(
         levels.process, stack, word(cuda.MEMORY_KINDS, kind), int(levels.last[i, last - 1]),
-        int(blocks[last - 1]), int(grown), grown / (length * (th.windows - 1)),
-        max(float(blocks[last - 1] - blocks[first]), 0.0) / (length * th.windows),
+        int(blocks[last - 1]), int(grown), grown / (per * width * (th.windows - 1)),
+        max(float(blocks[last - 1] - blocks[first]), 0.0) / max(last - 1 - first, 1) / width,
         per * levels.width, th.windows, levels.start + last * levels.width,
     )  # fmt: skip

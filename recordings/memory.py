@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.model import Rows
 from dsprobe.recordings.references import last_of
@@ -149,17 +152,18 @@ class _State:
         rows = ending(session, cuda.GPU_MEMORY, t - STATE, t)
         self.kinds = {_key(r, "process", "kind"): r for r in last_of(rows, "process", "kind")}
         rows = ending(session, cuda.GPU_STACK, t - STATE, t)
-        self.stacks = {
-            _key(r, "process", "stack", "kind"): r
-            for r in last_of(rows, "process", "stack", "kind")
-            if not self.emptied(r)
-        }
+        self.stacks = self.held(last_of(rows, "process", "stack", "kind"))
 
-    def emptied(self, row: Rows) -> bool:
-        """Whether a later row says that the process holds nothing of that kind any more: when it
-        ends, its stacks get no rows."""
-        whole = self.kinds.get(_key(row, "process", "kind"))
-        return whole is not None and not whole["live"] and bool(whole["t"] >= row["t"])
+    def held(self, rows: Rows) -> Rows:
+        """``rows`` but those of which a later row says that the process holds nothing of that kind
+        any more: when it ends, its stacks get no rows."""
+        keep = np.ones(len(rows), bool)
+        for (process, kind), whole in self.kinds.items():
+            if not whole["live"]:
+                of = (rows["process"] == process) & (rows["kind"] == kind)
+                keep &= ~of | (rows["t"] > whole["t"])
+        held: Rows = rows[keep]
+        return held
 
 
 def _key(row: Rows, *names: str) -> tuple[int, ...]:
@@ -187,19 +191,37 @@ def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...
 
 
 def _stacks(then: _State, now: _State) -> tuple[StackMemory, ...]:
-    found = []
-    for key in {*now.stacks, *then.stacks}:
-        row = now.stacks.get(key)
-        (live, blocks), (before, blocks_before) = _amount(row), _amount(then.stacks.get(key))
-        if live or before:
-            born = int(row["born"]) if row is not None and live else 0
-            found.append(
-                StackMemory(
-                    key[0], key[1], word(cuda.MEMORY_KINDS, key[2]), live, blocks, live - before,
-                    blocks - blocks_before, max(now.t - born, 0) if born else 0,
-                )
-            )  # fmt: skip
-    return tuple(sorted(found, key=lambda s: (-s.live, s.process, s.stack, s.kind)))
+    states = (then.stacks, now.stacks)
+    names = ("process", "stack", "kind")
+    keys = [np.concatenate([rows[name] for rows in states]) for name in names]
+    order = np.lexsort(keys)
+    new = np.zeros(len(order), bool)
+    new[:1] = True
+    for key in keys:
+        new[1:] |= key[order][1:] != key[order][:-1]
+    number = np.empty(len(order), np.intp)  # of the stack in each row
+    number[order] = np.cumsum(new) - 1
+    of = {"then": number[: len(then.stacks)], "now": number[len(then.stacks) :]}
+
+    def column(when: str, name: str) -> npt.NDArray[np.uint64]:
+        values = np.zeros(int(new.sum()), np.uint64)
+        values[of[when]] = states[when == "now"][name]
+        return values
+
+    first = order[new]
+    process, stack, kind = (key[first] for key in keys)
+    live, before = column("now", "live"), column("then", "live")
+    used = np.flatnonzero((live > 0) | (before > 0))
+    used = used[np.lexsort((kind[used], stack[used], process[used], ~live[used]))]
+    columns = (process, stack, kind, live, column("now", "blocks"), before,
+               column("then", "blocks"), column("now", "born"))  # fmt: skip
+    kinds = [word(cuda.MEMORY_KINDS, k) for k in range(256)]
+    return tuple(
+        StackMemory(p, s, kinds[k], n, blocks, n - was, blocks - blocks_then,
+                    max(now.t - born, 0) if born and n else 0)
+        for p, s, k, n, blocks, was, blocks_then, born
+        in zip(*(c[used].tolist() for c in columns), strict=True)
+    )  # fmt: skip
 
 
 def _amount(row: Rows | None) -> tuple[int, int]:
@@ -215,8 +237,8 @@ def _ages(session: Session, now: _State) -> tuple[AgeMemory, ...]:
             1 << int(r["age"]) if r["age"] else 0, 2 << int(r["age"]),
             int(r["live"]), int(r["blocks"]),
         )
-        for r in rows
-        if r["t"] == newest[_key(r, "process", "kind")] and not now.emptied(r)
+        for r in now.held(rows)
+        if r["t"] == newest[_key(r, "process", "kind")]
     )  # fmt: skip
 
 

@@ -329,13 +329,15 @@ META_LOSS = Stream(
 META_OVERHEAD = Stream(
     "meta.overhead",
     "What dsprobe itself cost.",
-    "getrusage(2), /proc/self/statm, BPF_ENABLE_STATS (sampled a quarter of a second in ten)",
+    "getrusage(2), /proc/PID/statm, BPF_ENABLE_STATS (sampled a quarter of a second in ten)",
     (
         _T,
         _DT,
-        _time("agent_cpu", "CPU time of the agent's threads in the interval"),
+        _time("agent_cpu", "CPU time of the agent and of the processes it started"),
         _time("bpf_cpu", "CPU time of BPF programs in the interval, by the last sample's rate"),
-        Field("rss", "<u8", "bytes", "resident memory of the agent"),
+        Field(
+            "rss", "<u8", "bytes", "resident memory of the agent and the processes it started"
+        ),
         _count("viewers", "viewers connected"),
         Field("flight_bytes", "<u8", "bytes", "memory in the flight ring"),
     ),
