@@ -166,8 +166,10 @@ class Discovery:
             return []
         self._hung.add(pid)
         if len(self._hung) > MAX_HUNG:
-            return [self._cover("stalled", "files of several processes in /proc do not answer")]
+            return [self._cover("stalled", "several processes take too long to look into")]
         self._search.close()
         self._search = Search(self._hung)
         self._fast, self._wanted, self._earliest = None, True, 0
-        return [self._cover("stalled", f"/proc/{pid} does not answer: it is left out")]
+        return [
+            self._cover("stalled", f"process {pid} takes too long to look into: it is left out")
+        ]

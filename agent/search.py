@@ -7,6 +7,7 @@ in between.  What a library is (its ELF tables, where probes go) is read once fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import threading
@@ -77,12 +78,13 @@ class Tree:
 
 @dataclass(frozen=True)
 class Scanned:
-    """A scan that began at ``began`` and took ``busy`` ns of work has looked at ``looked``
-    processes; ``users`` map a driver library."""
+    """A scan that began at ``began`` and took ``busy`` ns of CPU time has looked at ``looked``
+    processes, of which ``closed`` may not be looked into; ``users`` map a driver library."""
 
     began: int
     busy: int
     looked: int
+    closed: int
     users: frozenset[int]
 
 
@@ -107,6 +109,7 @@ class Search:
         self._given: queue.SimpleQueue[Given] = queue.SimpleQueue()
         self._looking_at, self._since = 0, 0
         self._pause = 0.0
+        self._closed = 0
         self._ended = False
         self._thread = threading.Thread(target=self._work, name="search", daemon=True)
         self._thread.start()
@@ -169,18 +172,19 @@ class Search:
 
     def _scan(self, over: float) -> Iterator[int]:
         began, busy, looked = time.monotonic_ns(), 0, 0
+        self._closed = 0
         users = set()
         pids = [int(entry) for entry in os.listdir(self._proc) if entry.isdigit()]
         self._pause = over * _SLICE / max(len(pids), 1)
         for pid in pids:
-            before = time.monotonic_ns()
+            before = time.thread_time_ns()
             if self._look(pid, others=False):
                 users.add(pid)
-            busy += time.monotonic_ns() - before
+            busy += time.thread_time_ns() - before
             looked += 1
             if looked % _SLICE == 0:
                 yield pid
-        self._give(Scanned(began, busy, looked, frozenset(users)))
+        self._give(Scanned(began, busy, looked, self._closed, frozenset(users)))
 
     def _look(self, pid: int, others: bool = True) -> bool:
         """Whether ``pid`` maps one; without ``others``, one that does not is not told of."""
@@ -189,6 +193,9 @@ class Search:
         self._looking_at, self._since = pid, time.monotonic_ns()
         try:
             found = self._find(pid)
+        except Exception as e:  # nor may one process
+            why = f"process {pid} cannot be looked into: {type(e).__name__}: {e}"
+            found = Found(time.monotonic_ns(), pid, -1, False, (), why)
         finally:
             self._since = 0
         tells = bool(found.copies or found.error)
@@ -211,18 +218,23 @@ class Search:
             if not driver.libraries_of(pid, self._proc):
                 return none
             pidfd = _pidfd(pid)
-            mapped = driver.libraries_of(pid, self._proc)  # of the process that pidfd holds
+        except PermissionError:
+            self._closed += 1
+            return none
         except (OSError, ValueError):
             return none
         copies: list[Copy] = []
-        error = ""
+        error, mapped = "", []
+        with contextlib.suppress(OSError, ValueError):
+            mapped = driver.libraries_of(pid, self._proc)  # of the process that pidfd holds
         for m in mapped:
             try:
                 copies.append(self._copy(m))
             except FileNotFoundError:
                 pass  # unmapped, or ended
             except OSError as e:
-                error = f"{m.path} of process {pid} cannot be opened: {e.strerror}"
+                path = processes.printable(os.fsencode(m.path), MAX_PATH)
+                error = f"{path} of process {pid} cannot be opened: {e.strerror}"
         known = processes.facts(pid, self._proc)
         filtered = known is not None and known.seccomp == processes.SECCOMP_FILTER
         brittle = filtered and bool(copies) and not self._vetting.survives()
@@ -237,7 +249,8 @@ class Search:
         if key not in self._known or self._known[key][0] != version:
             now = time.monotonic_ns()
             if len(self._reads) == READS and now - self._reads[0] < READS_NS:
-                return Copy(key, path, fd, None, "too many new libraries in a minute")
+                os.close(fd)
+                raise OSError(errno.EAGAIN, "too many new libraries in a minute")
             self._reads.append(now)
             self._known[key] = (version, *self._read(fd, path))
             while len(self._known) > MAX_KNOWN:
@@ -250,6 +263,8 @@ class Search:
             return self._vetting.places(fd, driver.read(fd, path)), ""
         except (ElfError, OSError) as e:
             return None, str(e)
+        except Exception as e:  # anybody can map anything: one library must not end the search
+            return None, f"it cannot be read: {type(e).__name__}: {e}"
 
     def _probed(self, mapped: driver.Mapped, read: Driver) -> bool:
         for name in _PROBED:

@@ -47,8 +47,9 @@ class Targets:
         self._wanted: frozenset[int] = frozenset()
         """Who was asked for so far; BPF adds children and takes off what ends."""
         self._all_wanted = not pids
+        self._errors: dict[int, str] = {}
         self._over = False
-        self._looked = 0
+        self._looked = self._closed = 0
         self._said = ("", "")
 
     # -- life ---------------------------------------------------------------------------------
@@ -136,7 +137,8 @@ class Targets:
         assert self._libraries
         assert self._probe
         known = self._processes.get(f.pid)
-        if f.error:
+        if f.error and self._errors.get(f.pid) != f.error and len(self._errors) < MAX_PROCESSES:
+            self._errors[f.pid] = f.error
             coverage = Coverage(self._probe.name, f"process {f.pid}", "missing", f.error)
             self._libraries.coverage.append(coverage)
         if not f.copies:
@@ -186,11 +188,14 @@ class Targets:
 
     def _scanned(self, s: Scanned) -> None:
         assert self._libraries
-        self._looked = s.looked
+        self._looked, self._closed = s.looked, s.closed
         for pid, process in list(self._processes.items()):
             if pid not in s.users and process.t < s.began:
                 self._drop(pid)
-        self._libraries.detach_empty(s.began)
+        self._errors = {pid: e for pid, e in self._errors.items() if pid in s.users}
+        self._over = len(self._processes) >= MAX_PROCESSES
+        if not self._over:
+            self._libraries.detach_empty(s.began)
 
     # -- what is said -------------------------------------------------------------------------
 
@@ -219,6 +224,8 @@ class Targets:
         begins = "lanes begin when one does"
         if not self._pids:
             looked = f"{self._looked:,} were looked at in /proc"
+            if self._closed:
+                looked += f", {self._closed:,} of them may not be: run dsprobe on the host, as root"
             return "missing", f"no process has libcuda.so mapped ({looked}); {begins}"
         asked = f"--pid {','.join(map(str, sorted(self._pids)))}"
         if not any(os.path.exists(f"/proc/{pid}") for pid in self._wanted):

@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsprobe.agent.vetting import Vetting
 from dsprobe.probes import driver
 from tests.cuda.counter import Counter
 from tests.simgpu import build, truth
@@ -412,3 +413,71 @@ def test_where_the_kernel_refuses_a_place(tmp_path: Path, library: Path) -> None
         assert reason.startswith(f"{len(rows) - 1} of {len(rows)} functions; not in cuInit")
         work(t)
         assert counter.counts()["cuMemAlloc_v2"] == CALLS
+
+
+FILTERED = """
+    import ctypes, struct
+    allow = ctypes.create_string_buffer(struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000))
+    program = ctypes.create_string_buffer(
+        struct.pack("<H6xQ", 1, ctypes.addressof(allow)))  # struct sock_fprog
+    libc = ctypes.CDLL(None)
+    driver = Driver()
+    driver.call("cuInit", 0)
+    sys.stdin.readline()
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert libc.prctl(22, 2, program) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    print("filtered", flush=True)
+    for _ in iter(sys.stdin.readline, ""):
+        print(driver.call("cuDriverGetVersion", 0), flush=True)
+"""
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_a_seccomp_filter_costs_returns_only_where_one_may_kill(
+    tmp_path: Path, library: Path, survives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Vetting, "survives", lambda _: survives)
+    counter = Counter()
+    with script(tmp_path / "truth", library, FILTERED) as p:
+        assert tell(p, "go on") == "filtered"
+        with watched(counter) as w:
+            until(lambda: attached(w, str(library)), "it is found")
+            assert tell(p, "call")
+            assert counter.counts() == {"cuDriverGetVersion": 1}
+            assert counter.counts("returns") == ({"cuDriverGetVersion": 1} if survives else {})
+            [reason] = [s for s in said(w, "attached") if "functions" in s]
+            assert ("on entry only" in reason) == (not survives)
+
+
+def test_a_filtered_process_that_comes_later_takes_returns_off(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Vetting, "survives", lambda _: False)
+    counter = Counter()
+    first = Target(tmp_path / "first", prefix=at(library))
+    with first, watched(counter) as w:
+        first.start()
+        until(lambda: attached(w, str(library)), "it is found")
+        work(first)
+        assert counter.counts("returns")["cuMemAlloc_v2"] == CALLS
+        later = FILTERED.replace("driver = Driver()\n", "").replace('driver.call("cuInit", 0)', "")
+        later = later.replace('print("filtered"', 'driver = Driver(); print("filtered"')
+        with script(tmp_path / "truth", library, later) as p:
+            assert tell(p, "go on") == "filtered"
+            until(lambda: [s for s in said(w, "attached") if f"process {p.pid}" in s], "it is said")
+            until(lambda: not returns_of(work, first, counter), "probes on returns have gone")
+            assert tell(p, "call")
+            hits = counter.counts()
+            assert hits["cuDriverGetVersion"] == 1
+            assert (
+                hits["cuMemAlloc_v2"]
+                == true_counts(first.truth, since=attached(w)[0])["cuMemAlloc_v2"]
+            )
+            assert "cuDriverGetVersion" not in counter.counts("returns")
+
+
+def returns_of(load: Callable[[Target], None], target: Target, counter: Counter) -> bool:
+    """Whether probes on returns see anything of a load."""
+    before = counter.counts("returns")
+    load(target)
+    return counter.counts("returns") != before
