@@ -120,7 +120,8 @@ def find_or_start(
     path = socket or wire.SOCKET
     connection = running(path, history, queue)
     if connection is None:
-        _check(probes)
+        if probes is not None:
+            _check(probes)
         return start(path, verb, probes, linger, queue, pids, native_stacks), True
     asked = {"--probes": probes is not None, "--pid": pids, "--native-stacks": native_stacks}
     given = [option for option, value in asked.items() if value]
@@ -134,7 +135,7 @@ def find_or_start(
     return connection, False
 
 
-def _check(probes: Sequence[str] | None) -> None:
+def _check(probes: Sequence[str]) -> None:
     from dsprobe.probes.registry import select
 
     try:
