@@ -17,7 +17,7 @@ from dsprobe.tui.screen import Moment
 from dsprobe.tui.treescreen import TreeBody, TreeRow, empty, state
 
 ORDERS = ("rate", "P99", "longest", "shed")
-MAX_ROWS = 2000
+MAX_ROWS = 1000
 MAX_GAPS = 400
 MAX_OPEN = 8
 MAX_SAID = 8

@@ -31,7 +31,7 @@ LEAKS_OVER = 600 * SECOND
 LEAKS_EVERY = 10 * SECOND
 MANY = 1000
 """Where there are more stacks, leaks are looked for once a minute: it takes that much longer."""
-MAX_ROWS = 2000
+MAX_ROWS = 1000
 FEW = 3
 """So many processes are open from the start."""
 

@@ -63,7 +63,7 @@ async def test_time_is_the_same_on_every_screen(screen: str) -> None:
         await rig.press("enter")
         assert "▼" in rig.lines[1]
         await rig.press("?")
-        assert "Next order of rows (2, 3)" in rig.text
+        assert "Lanes: everything on one clock" in rig.text
         await rig.press("q", "p")
         assert "On this screen" in rig.text
         await rig.press("escape")
