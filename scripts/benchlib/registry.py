@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchlib import cost, files, hits, intake, screen, throughput
+from benchlib import cost, files, hits, intake, refresh, screen, throughput
 from benchlib.model import Bench
 
 BENCHES = (
@@ -12,5 +12,6 @@ BENCHES = (
     Bench("tcp", "TCP throughput over a veth pair, share of the rate kept", throughput.tcp),
     Bench("agent", "CPU and memory of the agent with all host probes", cost.cost),
     Bench("screen", "the live screen in a terminal, all lanes moving", screen.screen),
+    Bench("refresh", "one refresh of each screen, many processes using CUDA", refresh.refresh),
     Bench("files", "size of recordings, and time to open, seek and draw them", files.files),
 )
