@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dsprobe.probes.calls import Calls
 from dsprobe.probes.cpu import Cpu
+from dsprobe.probes.cuda import Cuda
+from dsprobe.probes.launches import Launches
+from dsprobe.probes.memory import Memory
 from dsprobe.probes.napi import Napi
 from dsprobe.probes.netdev import Netdev
 from dsprobe.probes.pressure import Pressure
@@ -14,7 +18,9 @@ from dsprobe.probes.sockets import Sockets
 from dsprobe.probes.softirq import Softirq
 from dsprobe.probes.tcp import Tcp
 
-PROBES: tuple[type[Probe], ...] = (Softirq, Napi, Netdev, Tcp, Sockets, Cpu, Runq, Pressure)
+PROBES: tuple[type[Probe], ...] = (
+    Softirq, Napi, Netdev, Tcp, Sockets, Cpu, Runq, Pressure, Cuda, Memory, Launches, Calls,
+)  # fmt: skip
 
 
 def select(names: Sequence[str] | None) -> list[Probe]:
