@@ -46,6 +46,7 @@ struct memory_total {
 	struct memory_sum all, bare; /* bare: without a stack */
 	u64 failed, unknown, shed;
 };
+struct context_end { u64 t, handle; u32 process, thread, function, pad; };
 struct memory_stack_key { u32 process, context, stack, kind; };
 
 enum memory_note {
@@ -69,6 +70,7 @@ BPF_F_TABLE("hash", struct memory_total_key, struct memory_total, memory_totals,
 BPF_ARRAY(memory_none, struct memory_total, 1); /* zeros, for which BPF's stack is too small */
 BPF_F_TABLE("hash", struct memory_stack_key, struct memory_sum, memory_stacks, MEMORY_STACKS,
 	    BPF_F_NO_PREALLOC);
+BPF_F_TABLE("hash", u32, struct context_end, contexts_ended, 1024, BPF_F_NO_PREALLOC); /* by number */
 RING(memory_ledger, 1024);
 RING(memory_alloc, 256);
 
@@ -222,11 +224,21 @@ static __always_inline void memory_minus(u32 process, struct memory_block *b)
 	memory_sub(&total->all, b);
 }
 
-/* Enter a block into the table, or have user space keep it. */
+/* Enter a block into the table, or have user space keep it.  One that is there already has been freed
+ * without our seeing it, or with its context. */
 static __always_inline void memory_keep(struct memory_key *k, struct memory_block *b)
 {
-	if (!memory_blocks.update(k, b))
+	if (!memory_blocks.insert(k, b))
 		return;
+	struct memory_block *old = memory_blocks.lookup(k);
+	if (old) {
+		struct memory_block gone = *old;
+		memory_minus(k->process, &gone);
+		if (!contexts_ended.lookup(&gone.context))
+			memory_note(NOTE_REPLACED);
+		if (!memory_blocks.update(k, b))
+			return;
+	}
 	memory_note(NOTE_OVERFLOWED);
 	if (!memory_tell(LEDGER_ADD, k, b, 0, 0, 0)) {
 		memory_note(NOTE_LOST);

@@ -16,13 +16,11 @@ struct context_process {
 	u64 contexts;                 /* how many */
 };
 struct context_key { u64 handle; u32 process, pad; }; /* handle 0: the unknown one */
-struct context_end { u64 t, handle; u32 process, thread, function, pad; };
 
 BPF_F_TABLE("lru_hash", u32, struct context_current, context_current, 16384, 0);
 BPF_F_TABLE("hash", u32, struct context_process, context_processes, 4096, BPF_F_NO_PREALLOC);
 BPF_ARRAY(context_none, struct context_process, 1); /* zeros, for which BPF's stack is too small */
-BPF_F_TABLE("hash", struct context_key, u32, contexts, 16384, BPF_F_NO_PREALLOC);
-BPF_F_TABLE("hash", u32, struct context_end, contexts_ended, 16384, BPF_F_NO_PREALLOC);
+BPF_F_TABLE("hash", struct context_key, u32, contexts, 4096, BPF_F_NO_PREALLOC);
 
 static __always_inline struct context_process *context_process(u32 process)
 {

@@ -87,9 +87,8 @@ class Ledger:
 
     def take(self, rows: Rows) -> None:
         """Entries of the ring, in their order."""
-        for t, address, size, handle, process, context, stack, handles, maps, what, kind in (
-            rows.tolist()
-        ):
+        for row in rows.tolist():
+            t, address, size, handle, process, context, stack, handles, maps, what, kind = row
             space = kind if kind >= PHYSICAL else 0
             key = process, space, address
             if process in self._over or context in self._over:

@@ -48,19 +48,6 @@ int memory_alloc_begin(struct pt_regs *ctx)
 	return 0;
 }
 
-/* Enter a block of addresses; one that is there already has been freed without our seeing it. */
-static __always_inline void memory_enter(struct memory_key *k, struct memory_block *b)
-{
-	struct memory_block *old = memory_blocks.lookup(k);
-	if (old) {
-		struct memory_block gone = *old;
-		memory_minus(k->process, &gone);
-		if (!contexts_ended.lookup(&gone.context))
-			memory_note(NOTE_REPLACED);
-	}
-	memory_keep(k, b);
-}
-
 static __always_inline int memory_allocated(struct pt_regs *ctx, u32 *stack)
 {
 	struct thread *t;
@@ -104,7 +91,7 @@ static __always_inline int memory_allocated(struct pt_regs *ctx, u32 *stack)
 	if (kind == MEMORY_PHYSICAL)
 		vmm_created(&k, &b);
 	else
-		memory_enter(&k, &b);
+		memory_keep(&k, &b);
 event:
 	memory_event(t, f, total, now, MEMORY_ALLOC, kind, 0, b.bytes, k.address, b.stack);
 	return 0;
@@ -140,7 +127,12 @@ int memory_free_begin(struct pt_regs *ctx)
 			return 0;
 		}
 	}
-	if (memory_take(&k, &b)) {
+	u32 held = memory_take(&k, &b);
+	if (!held && k.space == MEMORY_DEVICE) {
+		k.space = MEMORY_IPC; /* from cuMemPoolImportPointer, which is freed as any other */
+		held = memory_take(&k, &b);
+	}
+	if (held) {
 		c->bytes = HELD_BLOCK;
 		__builtin_memcpy(&c->a[1], &b, sizeof(b)); /* no argument after the first is read */
 	}
@@ -170,6 +162,7 @@ int memory_free_return(struct pt_regs *ctx)
 		return 0; /* freeing NULL is nothing */
 	if (held == HELD_BLOCK) {
 		__builtin_memcpy(&b, &c->a[1], sizeof(b));
+		k.space = memory_space(b.kind);
 	} else if (!held && !result) {
 		/* Another thread had taken it for a free that failed, and put it back. */
 		struct memory_block *back = memory_blocks.lookup(&k);

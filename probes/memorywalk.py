@@ -46,6 +46,8 @@ class MemoryWalk:
         self._tables = [HashMap(maps[name], KEY, leaf) for name, leaf in TABLES.items()]
         self._unmapping = HashMap(maps["vmm_unmapping"], _UNMAPPING_KEY, _UNMAPPING)
         self._contexts = HashMap(maps["contexts"], _CONTEXT_KEY, "<u4")
+        of_process = maps["context_processes"]
+        self._processes = HashMap(of_process, "<u4", f"V{of_process.leaf_size}")
         self._ledger = ledger
         self._left: list[tuple[HashMap, Walk]] = []
         self._gone: set[int] = set()
@@ -117,6 +119,7 @@ class MemoryWalk:
                 keys, values = table.read()
                 process = keys[field] if field else values["process"]
                 table.delete(keys[np.isin(process, list(self._gone))])
+            self._processes.delete(np.array(list(self._gone)))
         if self._gone or self._ended:
             self.swept = self._gone, self._ended
         if not self._aging:
