@@ -9,7 +9,7 @@ be as old as the growth is.  Where a process was not seen for long enough, nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.levels import Levels, read_levels
 from dsprobe.recordings.session import FOREVER, Session
-from dsprobe.recordings.stacks import Stacks
+from dsprobe.recordings.stacks import Frame, Stacks, where
 from dsprobe.recordings.tables import word
 
 SECOND = 10**9
@@ -55,7 +55,8 @@ class Leak:
     ``window`` ns, the last of which ended at ``end``.
 
     ``rate`` and ``block_rate`` are bytes and blocks per second over these, ``grown`` the bytes,
-    ``live`` and ``blocks`` what was there at the end.
+    ``live`` and ``blocks`` what was there at the end.  ``place`` is the frame to name it by: the
+    innermost one that stacks of the process which do not leak have not.
     """
 
     process: int
@@ -69,6 +70,7 @@ class Leak:
     window: int
     windows: int
     end: int
+    place: Frame
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def find_leaks(
             unjudged.append(Unjudged(levels.process, max(stop - levels.first, 0)))
         else:
             judged.append(levels.process)
-            leaks += _of_process(levels.merged(stacks), first, last, thresholds)
+            leaks += _of_process(levels.merged(stacks), first, last, thresholds, stacks)
     leaks.sort(key=lambda leak: (-leak.rate, leak.process, leak.stack))
     return Findings(tuple(leaks), tuple(unjudged), tuple(judged), left_out)
 
@@ -126,19 +128,27 @@ def _shortest(levels: Levels, th: Thresholds) -> int:
     return -(-th.window // levels.width)
 
 
-def _of_process(levels: Levels, first: int, last: int, th: Thresholds) -> list[Leak]:
+def _of_process(
+    levels: Levels, first: int, last: int, th: Thresholds, stacks: Stacks
+) -> list[Leak]:
     """The newest windows are as long as the time allows; where the floor did not rise in these,
     they are tried at half the length, and so on: a leak may have begun late."""
-    found: list[Leak] = []
+    found: dict[int, Leak] = {}
     per, least = (last - first) // th.windows, _shortest(levels, th)
-    known = np.zeros(len(levels.keys), bool)
     while per >= least:
         leaking, grown = _rising(levels, last, per, th)
-        new = np.flatnonzero(leaking & ~known).tolist()
-        found += [_leak(levels, i, last, per, float(grown[i]), th) for i in new]
-        known |= leaking
+        for i in np.flatnonzero(leaking).tolist():
+            if i not in found:
+                found[i] = _leak(levels, i, last, per, float(grown[i]), th)
         per = max(per // 2, least) if per > least else 0
-    return found
+    if not found:
+        return []
+    other = {key[1] for i, key in enumerate(levels.keys) if i not in found}
+    other -= {leak.stack for leak in found.values()}
+    common = {frame.id for stack in other for frame in stacks.frames(stack)}
+    return [
+        replace(leak, place=where(stacks.frames(leak.stack), common)) for leak in found.values()
+    ]
 
 
 def _rising(
@@ -174,5 +184,5 @@ def _leak(levels: Levels, i: int, last: int, per: int, grown: float, th: Thresho
         levels.process, stack, word(cuda.MEMORY_KINDS, kind), int(levels.last[i, last - 1]),
         int(blocks[last - 1]), int(grown), grown / (per * width * (th.windows - 1)),
         max(float(blocks[last - 1] - blocks[first]), 0.0) / max(last - 1 - first, 1) / width,
-        per * levels.width, th.windows, levels.start + last * levels.width,
+        per * levels.width, th.windows, levels.start + last * levels.width, Frame(0),
     )  # fmt: skip

@@ -153,6 +153,7 @@ class _Report:
                     "windows": leak.windows,
                     "window_s": leak.window / SECOND,
                     **self._stack(leak.stack),
+                    "where": leak.place.text,
                 }
                 for leak in found.leaks
             ],

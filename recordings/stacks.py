@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dsprobe.recordings import cudastreams as cuda
@@ -102,11 +103,16 @@ def _frame(row: Rows) -> Frame:
     )
 
 
-def where(frames: tuple[Frame, ...]) -> Frame:
+def where(frames: tuple[Frame, ...], common: Collection[int] = ()) -> Frame:
     """The frame to name a stack by: the innermost one of Python, else the innermost with a
-    symbol, else the innermost."""
-    for kind in ("python", "native"):
-        for frame in frames:
-            if frame.kind == kind and frame.function:
-                return frame
+    symbol, else the innermost.
+
+    One that is not in ``common`` (ids of frames) goes first: what other stacks go through, too,
+    tells nothing of this one.
+    """
+    for apart in (True, False) if common else (False,):
+        for kind in ("python", "native"):
+            for frame in frames:
+                if frame.kind == kind and frame.function and not (apart and frame.id in common):
+                    return frame
     return frames[0]

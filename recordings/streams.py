@@ -335,9 +335,7 @@ META_OVERHEAD = Stream(
         _DT,
         _time("agent_cpu", "CPU time of the agent and of the processes it started"),
         _time("bpf_cpu", "CPU time of BPF programs in the interval, by the last sample's rate"),
-        Field(
-            "rss", "<u8", "bytes", "resident memory of the agent and the processes it started"
-        ),
+        Field("rss", "<u8", "bytes", "resident memory of the agent and the processes it started"),
         _count("viewers", "viewers connected"),
         Field("flight_bytes", "<u8", "bytes", "memory in the flight ring"),
     ),

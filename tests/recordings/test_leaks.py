@@ -226,6 +226,20 @@ def test_stacks_that_read_alike_are_one() -> None:
     assert found.blocks == LONG
 
 
+def test_it_is_named_by_what_others_do_not_go_through() -> None:
+    """All of them allocate through the same helper."""
+    made = CudaHost()
+    made.process(1, 4242)
+    leak = made.stack(
+        1, ["call@driver.py:57", "get@driver.py:60", "remember@c.py:7", "main@c.py:1"]
+    )
+    other = made.stack(2, ["call@driver.py:57", "get@driver.py:60", "load@c.py:9", "main@c.py:1"])
+    other.alloc(made.now, MIB)
+    made.run(LONG, lambda second, t: leak.alloc(t, MIB))
+    (found,) = judged(made).leaks
+    assert found.place.text == "remember (c.py:7)"
+
+
 def test_address_space_is_no_memory() -> None:
     made, _ = host()
     mapped = made.stack(2, ["grow@pool.py:1"], kind="mapped")
