@@ -134,11 +134,11 @@ RING(cuda_seen, 4); /* a bell: cuda_procs has something new */
 
 static u64 (*cuda_cookie)(void *ctx) = (void *)174; /* bpf_get_attach_cookie, Linux 5.15 */
 
-static __always_inline void cuda_lose(u32 why)
+static __always_inline void cuda_lose(u32 why, u64 count)
 {
 	u64 *n = cuda_lost.lookup(&why);
 	if (n)
-		__sync_fetch_and_add(n, 1);
+		__sync_fetch_and_add(n, count);
 }
 
 /* One of the session's numbers, from 1. */
@@ -199,7 +199,7 @@ static __always_inline u32 cuda_proc(u32 tgid, u64 task)
 		i = cuda_fresh(NEXT_PROC, CUDA_PROCS);
 	struct process *p = cuda_procs.lookup(&i);
 	if (!i || !p) {
-		cuda_lose(LOST_PROCESS);
+		cuda_lose(LOST_PROCESS, 1);
 		return 0;
 	}
 	u64 leader = 0;
@@ -212,7 +212,7 @@ static __always_inline u32 cuda_proc(u32 tgid, u64 task)
 		cuda_free_procs.push(&i, 0);
 		at = cuda_procs_of.lookup(&tgid);
 		if (!at)
-			cuda_lose(LOST_PROCESS);
+			cuda_lose(LOST_PROCESS, 1);
 		return at ? *at : 0;
 	}
 	p->since = bpf_ktime_get_ns();
@@ -241,7 +241,7 @@ static __always_inline u32 cuda_thread_place(u64 task)
 		i = cuda_fresh(NEXT_THREAD, CUDA_THREADS);
 	struct thread *t = cuda_threads.lookup(&i);
 	if (!i || !t) {
-		cuda_lose(LOST_THREAD);
+		cuda_lose(LOST_THREAD, 1);
 		return 0;
 	}
 	t->proc = proc;
@@ -254,7 +254,7 @@ static __always_inline u32 cuda_thread_place(u64 task)
 	bpf_get_current_comm(t->comm, sizeof(t->comm));
 	if (cuda_threads_of.insert(&key, &i)) {
 		cuda_free_threads.push(&i, 0);
-		cuda_lose(LOST_THREAD);
+		cuda_lose(LOST_THREAD, 1);
 		return 0;
 	}
 	t->id = cuda_number(NEXT_ID);
@@ -328,7 +328,7 @@ static __always_inline u32 cuda_new_cell(struct process *p, struct function *f)
 		i = cuda_fresh(NEXT_CELL, CUDA_CELLS);
 	struct cell *c = cuda_cells.lookup(&i);
 	if (!i || !c) {
-		cuda_lose(LOST_CELL);
+		cuda_lose(LOST_CELL, 1);
 		return 0;
 	}
 	c->name = f->name;
@@ -339,7 +339,7 @@ static __always_inline u32 cuda_new_cell(struct process *p, struct function *f)
 	cuda_free_cells.push(&i, 0);
 	u32 *at = cuda_cells_of.lookup(&key);
 	if (!at)
-		cuda_lose(LOST_CELL);
+		cuda_lose(LOST_CELL, 1);
 	return at ? *at : 0;
 }
 
@@ -420,9 +420,9 @@ static __always_inline struct call *cuda_enter(struct pt_regs *ctx, struct threa
 		__sync_fetch_and_add(&c->count, 1);
 	if (f->flags & FLAG_ENTRY_ONLY)
 		return NULL;
-	if (depth >= CUDA_DEPTH) {
-		cuda_lose(LOST_DEPTH);
-		return NULL;
+	if (depth >= CUDA_DEPTH) { /* left by longjmp from further and further down, most likely */
+		cuda_lose(LOST_DEPTH, CUDA_DEPTH);
+		depth = 0;
 	}
 	struct call *o = &t->open[depth & (CUDA_DEPTH - 1)];
 	o->sp = sp;

@@ -72,7 +72,7 @@ static __always_inline u32 launch_kernel(u32 process, u64 handle, u64 name)
 	__builtin_memset(e->name, 0, sizeof(e->name));
 	if (name) {
 		if (bpf_probe_read_user_str(e->name, sizeof(e->name), (void *)name) < 0)
-			cuda_lose(LOST_NAME);
+			cuda_lose(LOST_NAME, 1);
 		else
 			new.hash = launch_name_hash(e->name);
 	}
@@ -83,7 +83,7 @@ static __always_inline u32 launch_kernel(u32 process, u64 handle, u64 name)
 	}
 	new.id = known && !known->hash ? known->id : cuda_number(NEXT_KERNEL);
 	if (launch_kernels.update(&key, &new)) {
-		cuda_lose(LOST_KERNEL);
+		cuda_lose(LOST_KERNEL, 1);
 		cuda_kernel.ringbuf_discard(e, BPF_RB_NO_WAKEUP);
 		return 0;
 	}
@@ -126,7 +126,7 @@ int launches_named(struct pt_regs *ctx)
 		copy = *known;
 		kernel.handle = given;
 		if (launch_kernels.update(&kernel, &copy))
-			cuda_lose(LOST_KERNEL);
+			cuda_lose(LOST_KERNEL, 1);
 		return 0;
 	}
 	handle = f->form == FORM_TOLD ? o->a[1] : given;
@@ -204,7 +204,7 @@ static __always_inline u32 launch_new_stream(struct thread *t, u64 stream)
 		i = cuda_fresh(NEXT_STREAM, LAUNCH_STREAMS);
 	struct launch_stream *s = launch_streams.lookup(&i);
 	if (!i || !s) {
-		cuda_lose(LOST_STREAM);
+		cuda_lose(LOST_STREAM, 1);
 		return 0;
 	}
 	s->stream = stream;
@@ -216,7 +216,7 @@ static __always_inline u32 launch_new_stream(struct thread *t, u64 stream)
 	launch_free_streams.push(&i, 0);
 	at = launch_streams_of.lookup(&key);
 	if (!at)
-		cuda_lose(LOST_STREAM);
+		cuda_lose(LOST_STREAM, 1);
 	return at ? *at : 0;
 }
 
