@@ -41,8 +41,16 @@ class _Host:
                  tid=self._thread + 5000)  # fmt: skip
         frames = np.arange(1, _FRAMES + 1)
         names = np.array([f"function_{i}" for i in frames], object)
-        s.append("meta.frame", t=_BOOT, id=frames, kind=frames % 3 == 0, function=names,
-                 file="/srv/module.py", line=frames % 500, module="/usr/lib/library.so")  # fmt: skip
+        s.append(
+            "meta.frame",
+            t=_BOOT,
+            id=frames,
+            kind=frames % 3 == 0,
+            function=names,
+            file="/srv/module.py",
+            line=frames % 500,
+            module="/usr/lib/library.so",
+        )
         # The outermost eight frames are the same in all; the others fork as calls do.
         stack = np.repeat(np.arange(1, _STACKS + 1), _DEPTH)
         depth = np.tile(np.arange(_DEPTH), _STACKS)
