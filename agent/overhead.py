@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import time
 
 from dsprobe.probes import syscalls
@@ -19,7 +20,7 @@ class Overhead:
     """Call :meth:`collect` once a second, and :meth:`tick` several times in between."""
 
     def __init__(self) -> None:
-        self._cpu = time.process_time_ns()
+        self._cpu = _cpu()
         self._t = time.monotonic_ns()
         self._second = 0
         self._stats = -1
@@ -30,7 +31,7 @@ class Overhead:
 
     def collect(self, now: int, tracer: Tracer, viewers: int, flight: int) -> list[Batch]:
         dt = max(now - self._t, 1)
-        cpu = time.process_time_ns()
+        cpu = _cpu()
         if self._stats < 0 and self._second % SAMPLE_EVERY == 1:
             with contextlib.suppress(OSError):  # before Linux 5.8 there is none
                 self._stats = syscalls.enable_stats()
@@ -40,7 +41,7 @@ class Overhead:
         row = META_OVERHEAD.rows(
             t=now,
             dt=dt,
-            agent_cpu=cpu - self._cpu,
+            agent_cpu=max(cpu - self._cpu, 0),
             bpf_cpu=int(self._share * dt),
             rss=_rss(),
             viewers=viewers,
@@ -93,6 +94,28 @@ class Overhead:
             self._stats = -1
 
 
+def _children() -> list[int]:
+    """PIDs of the processes that the agent has started: compilers, the reader of ELF files."""
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as f:
+            found += [int(pid) for pid in f.read().split()]
+    return found
+
+
+def _cpu() -> int:
+    """CPU time of the agent and of what it has started, ns."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time_ns() + int((ended.ru_utime + ended.ru_stime) * 1e9)
+    for pid in _children():
+        with contextlib.suppress(OSError):
+            total += time.clock_gettime_ns((~pid << 3) | 2)  # clock_getcpuclockid(3)
+    return total
+
+
 def _rss() -> int:
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = 0
+    for pid in ("self", *_children()):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as f:
+            pages += int(f.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
