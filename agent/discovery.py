@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 
 from dsprobe.agent.search import Given, Scanned, Search
+from dsprobe.agent.vetting import Vetting
 from dsprobe.probes.mappings import Mappings
 from dsprobe.probes.tracer import Coverage
 
@@ -30,6 +31,8 @@ CPUS_NS = 1_000_000_000
 """How often CPUs that come and go are looked for."""
 LOOKS = 64
 """Processes looked at for what the kernel told at once; more are left to a scan."""
+LAST_SECONDS = 0.5
+"""How long the end waits for a look that goes on."""
 MAX_HUNG = 4
 """Processes whose files do not answer, each of which costs a thread."""
 
@@ -44,7 +47,8 @@ class Discovery:
         self._watched: list[int] = []
         self._told: dict[int, None] = {}
         self._hung: set[int] = set()
-        self._search = Search(self._hung)
+        self._vetting = Vetting()
+        self._search = Search(self._hung, self._vetting)
         self._round = UNTOLD_SECONDS
         self._fast: bool | None = None
         """Whether the scan that goes on is one at full speed; None: none does."""
@@ -115,6 +119,7 @@ class Discovery:
             self._mappings.close()
             self._mappings = None
         self._search.close()
+        self._search.join(LAST_SECONDS)
 
     # -- parts --------------------------------------------------------------------------------
 
@@ -168,7 +173,7 @@ class Discovery:
         if len(self._hung) > MAX_HUNG:
             return [self._cover("stalled", "several processes take too long to look into")]
         self._search.close()
-        self._search = Search(self._hung)
+        self._search = Search(self._hung, self._vetting)
         self._fast, self._wanted, self._earliest = None, True, 0
         return [
             self._cover("stalled", f"process {pid} takes too long to look into: it is left out")

@@ -25,6 +25,8 @@ from dsprobe.probes.elf import ElfError
 STALLED_NS = 3_000_000_000
 MAX_KNOWN = 64
 """Library files whose tables are remembered."""
+MAX_READING = 8
+"""How many are read at once."""
 READS, READS_NS = 32, 60_000_000_000
 """How many new library files are read per minute: each may take a tenth of a second, and anybody
 can make new ones."""
@@ -88,6 +90,16 @@ class Scanned:
     users: frozenset[int]
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A library file as it was at ``version``; without ``driver`` it is none, by ``error``."""
+
+    key: Key
+    version: tuple[int, int]
+    driver: Driver | None
+    error: str = ""
+
+
 Given = Found | Tree | Scanned
 
 _PROBED = ("cuLaunchKernel", "cuMemAlloc_v2", "cuCtxSynchronize")
@@ -99,12 +111,16 @@ _SLICE = 8
 class Search:
     """``skip``: processes that are left alone; the caller's to change at any time."""
 
-    def __init__(self, skip: Collection[int] = (), proc: Path = Path("/proc")) -> None:
-        self._skip, self._proc = skip, proc
-        self._vetting = Vetting()
-        self._known: dict[Key, tuple[tuple[int, int], Driver | None, str]] = {}
+    def __init__(
+        self, skip: Collection[int] = (), vetting: Vetting | None = None,
+        proc: Path = Path("/proc"),
+    ) -> None:  # fmt: skip
+        self._skip, self._vetting, self._proc = skip, vetting or Vetting(), proc
+        self._known: dict[Key, _Known] = {}
+        self._reading: set[Key] = set()
+        self._later: set[int] = set()
         self._reads: deque[int] = deque(maxlen=READS)
-        self._asked: queue.SimpleQueue[int | Iterator[int] | frozenset[int] | None]
+        self._asked: queue.SimpleQueue[int | Iterator[int] | frozenset[int] | _Known | None]
         self._asked = queue.SimpleQueue()
         self._given: queue.SimpleQueue[Given] = queue.SimpleQueue()
         self._looking_at, self._since = 0, 0
@@ -167,6 +183,8 @@ class Search:
                 self._look(asked)
             elif isinstance(asked, frozenset):
                 self._give(Tree(frozenset(children_of(asked, self._proc))))
+            elif isinstance(asked, _Known):
+                self._learnt(asked)
             elif asked is not None:
                 scan, self._pause = asked, 0.0
 
@@ -198,6 +216,8 @@ class Search:
             found = Found(time.monotonic_ns(), pid, -1, False, (), why)
         finally:
             self._since = 0
+        if found is None:
+            return True
         tells = bool(found.copies or found.error)
         if tells or others:
             self._give(found)
@@ -210,7 +230,8 @@ class Search:
         if self._ended:
             self.close()
 
-    def _find(self, pid: int) -> Found:
+    def _find(self, pid: int) -> Found | None:
+        """None where a library of it is still being read: it is looked at again then."""
         t = time.monotonic_ns()
         none = Found(t, pid, -1, False, ())
         try:
@@ -224,12 +245,14 @@ class Search:
         except (OSError, ValueError):
             return none
         copies: list[Copy] = []
-        error, mapped = "", []
+        error, mapped, late = "", [], False
         with contextlib.suppress(OSError, ValueError):
             mapped = driver.libraries_of(pid, self._proc)  # of the process that pidfd holds
         for m in mapped:
             try:
-                copies.append(self._copy(m))
+                copy = self._copy(m)
+                copies += [copy] if copy else []
+                late |= copy is None
             except FileNotFoundError:
                 pass  # unmapped, or ended
             except OSError as e:
@@ -238,33 +261,61 @@ class Search:
         known = processes.facts(pid, self._proc)
         filtered = known is not None and known.seccomp == processes.SECCOMP_FILTER
         brittle = filtered and bool(copies) and not self._vetting.survives()
-        return Found(t, pid, pidfd, brittle, tuple(copies), error)
+        found = Found(t, pid, pidfd, brittle, tuple(copies), error)
+        if late:
+            self._later.add(pid)
+            found.close()
+        return None if late else found
 
-    def _copy(self, mapped: driver.Mapped) -> Copy:
+    def _copy(self, mapped: driver.Mapped) -> Copy | None:
         with driver.opened(mapped, self._proc) as opened:
             fd = os.dup(opened)
         state = os.fstat(fd)
         key, version = (state.st_dev, state.st_ino), (state.st_size, state.st_mtime_ns)
         path = processes.printable(os.fsencode(mapped.path), MAX_PATH)
-        if key not in self._known or self._known[key][0] != version:
-            now = time.monotonic_ns()
-            if len(self._reads) == READS and now - self._reads[0] < READS_NS:
+        known = self._known.get(key)
+        if known is None or known.version != version:
+            try:
+                self._read(key, version, fd, path)
+            finally:
                 os.close(fd)
-                raise OSError(errno.EAGAIN, "too many new libraries in a minute")
-            self._reads.append(now)
-            self._known[key] = (version, *self._read(fd, path))
-            while len(self._known) > MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-        _, read, error = self._known[key]
-        return Copy(key, path, fd, read, error, read is not None and self._probed(mapped, read))
+            return None
+        probed = known.driver is not None and self._probed(mapped, known.driver)
+        return Copy(key, path, fd, known.driver, known.error, probed)
 
-    def _read(self, fd: int, path: str) -> tuple[Driver | None, str]:
+    # -- libraries ----------------------------------------------------------------------------
+
+    def _read(self, key: Key, version: tuple[int, int], fd: int, path: str) -> None:
+        """On a thread of its own, as a trial takes as long as the library likes."""
+        now = time.monotonic_ns()
+        if key in self._reading or len(self._reading) == MAX_READING:
+            return
+        if len(self._reads) == READS and now - self._reads[0] < READS_NS:
+            raise OSError(errno.EAGAIN, "too many new libraries in a minute")
+        self._reads.append(now)
+        self._reading.add(key)
+        args = key, version, os.dup(fd), path
+        threading.Thread(target=self._learn, args=args, name="read", daemon=True).start()
+
+    def _learn(self, key: Key, version: tuple[int, int], fd: int, path: str) -> None:
         try:
-            return self._vetting.places(fd, driver.read(fd, path)), ""
+            known = _Known(key, version, self._vetting.places(fd, driver.read(fd, path)))
         except (ElfError, OSError) as e:
-            return None, str(e)
-        except Exception as e:  # anybody can map anything: one library must not end the search
-            return None, f"it cannot be read: {type(e).__name__}: {e}"
+            known = _Known(key, version, None, str(e))
+        except Exception as e:  # anybody can map anything
+            known = _Known(key, version, None, f"it cannot be read: {type(e).__name__}: {e}")
+        finally:
+            os.close(fd)
+        self._asked.put(known)
+
+    def _learnt(self, known: _Known) -> None:
+        self._reading.discard(known.key)
+        self._known[known.key] = known
+        while len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        later, self._later = self._later, set()
+        for pid in later:
+            self._look(pid)
 
     def _probed(self, mapped: driver.Mapped, read: Driver) -> bool:
         for name in _PROBED:

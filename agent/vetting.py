@@ -1,13 +1,14 @@
 """What is put to the test before probes go into a library that a server runs with.
 
-Both tests take tenths of a second, so they are made on the thread that looks for libraries
-(:mod:`dsprobe.agent.search`).
+Both tests take tenths of a second, and a library that wants to may draw its own out: they are made
+on threads of their own (:mod:`dsprobe.agent.search`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import platform
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,9 +23,10 @@ _URETPROBE_CALL = (6, 11)
 
 
 class Vetting:
-    """Not for several threads at once."""
+    """Several threads may ask at once."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._tried: list[tuple[Driver, Driver]] = []
         self._survives: bool | None = None
 
@@ -47,15 +49,17 @@ class Vetting:
             entries = {n: trial.at_start(found.entries[n], f"not tried out: {e}") for n in names}
         entries = {n: p for n, p in (found.entries | entries).items() if n not in refused}
         tried = replace(found, entries=entries, refused=refused)
-        self._tried = [*self._tried[1 - MAX_KNOWN :], (code, tried)]
+        with self._lock:
+            self._tried = [*self._tried[1 - MAX_KNOWN :], (code, tried)]
         return tried
 
     def survives(self) -> bool:
         """Whether a process whose system calls a seccomp filter judges survives a probe on a
         return; False where that cannot be told."""
-        if self._survives is None:
-            self._survives = _linux() < _URETPROBE_CALL or _survives()
-        return self._survives
+        with self._lock:
+            if self._survives is None:
+                self._survives = _linux() < _URETPROBE_CALL or _survives()
+            return self._survives
 
 
 def _survives() -> bool:

@@ -258,7 +258,8 @@ def test_the_same_file_behind_two_overlays_is_probed_once(tmp_path: Path, librar
                 assert len(attached(w)) == 1
     finally:
         for root in mounted:
-            subprocess.run(["umount", str(root)], check=True)
+            command = ["umount", str(root)]
+            until(lambda c=command: subprocess.run(c).returncode == 0, "nobody holds it")  # type: ignore[misc]
 
 
 def test_a_library_that_was_removed_while_it_is_mapped(tmp_path: Path, library: Path) -> None:
@@ -318,17 +319,20 @@ def test_a_child_that_outlives_its_parent_keeps_them(tmp_path: Path, library: Pa
     # The pipe is closed: the child ends, too.
 
 
+HOLD = (
+    "import mmap, sys; f = open(sys.argv[1], 'rb');"
+    "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC);"
+    "print('up', flush=True); sys.stdin.read()"
+)
+
+
 def test_what_only_calls_itself_a_driver(tmp_path: Path) -> None:
     """A process maps it as code; the others go on, and it is said."""
     fake = tmp_path / "libcuda.so.1"
     fake.write_bytes(b"not a library" * 1000)
-    hold = (
-        "import mmap, sys; f = open(sys.argv[1], 'rb');"
-        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC); sys.stdin.read()"
-    )
     counter = Counter()
     with watched(counter) as w:
-        command = [sys.executable, "-c", hold, str(fake)]
+        command = [sys.executable, "-c", HOLD, str(fake)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             reasons = until(lambda: said(w, "missing"), "it is found")
             assert reasons == ["not a 64-bit little-endian ELF file"]
