@@ -49,7 +49,7 @@ class Process:
     @property
     def label(self) -> str:
         """``comm:pid``, or its number where nothing is said of it."""
-        return f"{self.comm}:{self.pid}" if self.pid else f"process {self.id}"
+        return f"{self.comm or 'process'}:{self.pid}" if self.pid else f"process {self.id}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Thread:
     @property
     def label(self) -> str:
         """``comm:tid``, or its number where nothing is said of it."""
-        return f"{self.comm}:{self.tid}" if self.tid else f"thread {self.id}"
+        return f"{self.comm or 'thread'}:{self.tid}" if self.tid else f"thread {self.id}"
 
 
 T = TypeVar("T", Process, Thread)

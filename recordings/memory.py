@@ -30,7 +30,8 @@ class KindMemory:
     """Live memory of one process and kind (a word of ``cudastreams.MEMORY_KINDS``), exact.
 
     ``device`` is whether the kind takes memory of a device.  ``grown`` is by how many bytes
-    ``live`` changed since the moment asked for; the counts are those of the time since then.
+    ``live`` changed since the moment asked for; ``peak`` (the most bytes live at the end of a
+    row's interval) and the counts are those of the time since then.
     """
 
     process: int
@@ -44,6 +45,7 @@ class KindMemory:
     failed: int
     unknown: int
     shed: int
+    peak: int
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,10 @@ _COUNTS = ("allocs", "frees", "failed", "unknown", "shed")
 
 
 def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...]:
-    sums = summed(session, cuda.GPU_MEMORY, (then.t, now.t), ("process", "kind"), _COUNTS)
-    keys = zip(sums["process"].tolist(), sums["kind"].tolist(), strict=True)
-    counts = dict(zip(keys, zip(*(sums[n].tolist() for n in _COUNTS), strict=True), strict=True))
+    keys, more = ("process", "kind"), (*_COUNTS, "live")
+    sums = summed(session, cuda.GPU_MEMORY, (then.t, now.t), keys, _COUNTS, ("t", "live"))
+    ids = zip(sums["process"].tolist(), sums["kind"].tolist(), strict=True)
+    counts = dict(zip(ids, zip(*(sums[n].tolist() for n in more), strict=True), strict=True))
     found = []
     for key in {*counts, *now.kinds}:
         live, blocks = _amount(now.kinds.get(key))
@@ -184,7 +187,7 @@ def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...
         found.append(
             KindMemory(
                 key[0], word(cuda.MEMORY_KINDS, key[1]), key[1] < len(cuda.ON_DEVICE), live, blocks,
-                live - before, *counts.get(key, (0,) * len(_COUNTS)),
+                live - before, *counts.get(key, (0,) * len(more)),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda k: (-k.live, k.process, k.kind)))

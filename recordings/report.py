@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,7 @@ from dsprobe.recordings import session as sn
 from dsprobe.recordings.blocked import CallRow, calls, open_calls, slowest_calls
 from dsprobe.recordings.identities import Identities, Process
 from dsprobe.recordings.launches import Launches, by_stream, by_thread, longest_gaps
-from dsprobe.recordings.leaks import ENDING, Thresholds, find_leaks
+from dsprobe.recordings.leaks import Thresholds, find_leaks
 from dsprobe.recordings.memory import Memory, memory_at
 from dsprobe.recordings.session import Session
 from dsprobe.recordings.stacks import Stacks, where
@@ -20,6 +21,7 @@ from dsprobe.recordings.walltime import WallTime
 SECOND = 10**9
 PROBES = ("memory", "launches", "calls")
 MAX_PROCESSES = 64
+MAX_STACKS = 1000
 MAX_ENDED = 8
 """Of processes that have ended, the latest."""
 
@@ -85,23 +87,17 @@ class _Report:
             streams[row.process].append(row)
         for call in calls(self.session, self.start, self.end):
             made[call.process].append(call)
-        found = []
-        for p in [*lived[:MAX_PROCESSES], *ended[-MAX_ENDED:]]:
-            memory = self.memory
-            if p in ended:
-                before = max(p.ended - ENDING, self.start)
-                memory = memory_at(self.session, before, self.start)
-            found.append(
-                self._process(p)
-                | {
-                    "memory": _memory(memory, p.id),
-                    "threads": [self._launches(r) for r in threads[p.id][: self.limit]],
-                    "streams": [self._launches(r) for r in streams[p.id][: self.limit]],
-                    "blocked": _by_kind(made[p.id]),
-                    "calls": [self._call(r) for r in made[p.id][: self.limit]],
-                }
-            )
-        return found
+        return [
+            self._process(p)
+            | {
+                "memory": _memory(self.memory, p.id),
+                "threads": [self._launches(r) for r in threads[p.id][: self.limit]],
+                "streams": [self._launches(r) for r in streams[p.id][: self.limit]],
+                "blocked": _by_kind(made[p.id]),
+                "calls": [self._call(r) for r in made[p.id][: self.limit]],
+            }
+            for p in [*lived[:MAX_PROCESSES], *ended[-MAX_ENDED:]]
+        ]
 
     def _process(self, p: Process) -> dict[str, Any]:
         return asdict(p) | {"ended": self.wall.iso(p.ended) if p.ended else None, "label": p.label}
@@ -159,17 +155,25 @@ class _Report:
             ],
             "judged": [self.who.process(id).label for id in found.judged],
             "unjudged": [
-                {"process": self.who.process(u.process).label, "seen_s": u.seen / SECOND}
+                {
+                    "process": self.who.process(u.process).label,
+                    "seen_s": u.seen / SECOND,
+                    "ended": 0 < self.who.process(u.process).ended <= self.end,
+                }
                 for u in found.unjudged
             ],
             "needed_s": th.needed / SECOND,
             "stacks_left_out": found.left_out,
         }
 
-    def _stack(self, id: int) -> dict[str, Any]:
+    def _stack(self, id: int, among: Collection[int] = ()) -> dict[str, Any]:
+        """Stack ``id``, named by the frame that tells it from the others ``among``."""
         frames = self.stacks.frames(id)
+        same = self.stacks.same(id)
+        others = {other for other in among if self.stacks.same(other) != same}
+        common = {f.id for other in others for f in self.stacks.frames(other)}
         return {
-            "where": where(frames).text,
+            "where": where(frames, common).text,
             "caching_allocator": any("CachingAllocator" in f.function for f in frames),
             "frames": [asdict(f) | {"text": f.text} for f in frames],
         }
@@ -177,6 +181,9 @@ class _Report:
     def growing(self) -> list[dict[str, Any]]:
         """The stacks that hold most more at the end than at the start."""
         rows = sorted(self.memory.stacks, key=lambda s: -s.grown)[: self.limit]
+        known: dict[int, set[int]] = defaultdict(set)
+        for row in self.memory.stacks[:MAX_STACKS]:
+            known[row.process].add(row.stack)
         return [
             {
                 "process": self.who.process(row.process).label,
@@ -187,7 +194,7 @@ class _Report:
                 "blocks": row.blocks,
                 "grown": row.grown,
                 "age_s": row.age / SECOND,
-                **self._stack(row.stack),
+                **self._stack(row.stack, known[row.process]),
             }
             for row in rows
             if row.grown > 0
@@ -208,6 +215,8 @@ class _Report:
         ]
 
     def slow_calls(self) -> list[dict[str, Any]]:
+        found = slowest_calls(self.session, self.start, self.end, self.limit)
+        stacks = {c.stack for c in found} - {0}
         return [
             {
                 "end": self.wall.iso(c.t),
@@ -219,9 +228,9 @@ class _Report:
                 "kind": c.kind,
                 "result": c.result,
                 "bytes": c.bytes,
-                **(self._stack(c.stack) if c.stack else {"where": None, "frames": []}),
+                **(self._stack(c.stack, stacks) if c.stack else {"where": None, "frames": []}),
             }
-            for c in slowest_calls(self.session, self.start, self.end, self.limit)
+            for c in found
         ]
 
     def open_calls(self) -> list[dict[str, Any]]:

@@ -91,7 +91,12 @@ def _lines(said: dict[str, Any]) -> list[str]:
 
 
 def _leaks(said: dict[str, Any]) -> list[str]:
-    lines = [_verdict(said)]
+    lines = []
+    n = len(said["leaks"])
+    if n:
+        lines.append(f"{n} {'stack leaks' if n == 1 else 'stacks leak'} GPU memory, fastest first:")
+    elif said["judged"]:
+        lines.append(f"No stack leaks GPU memory in {', '.join(said['judged'][:MAX_NAMED])}.")
     for n, leak in enumerate(said["leaks"], 1):
         lines += [
             f"{n:>3}. {leak['where']}",
@@ -106,9 +111,35 @@ def _leaks(said: dict[str, Any]) -> list[str]:
                 " stack asked for more, and others may hold it"
             )
         lines += [f"       {'<- ' if i else 'at '}{f['text']}" for i, f in _shown(leak["frames"])]
+    lines += _unjudged(said)
     if said["stacks_left_out"]:
         lines.append(f"{said['stacks_left_out']:,} stacks were too many to be looked at.")
+    return lines or ["No process holds GPU memory allocated in this time."]
+
+
+def _unjudged(said: dict[str, Any]) -> list[str]:
+    """Who was not seen for long enough."""
+    alive = [u for u in said["unjudged"] if not u["ended"]]
+    lines = [
+        f"Not enough time yet to tell of leaks in {u['process']}: seen for {digits(u['seen_s'])} s "
+        f"of {digits(said['needed_s'])} s."
+        for u in alive[:MAX_NAMED]
+    ]
+    others = len(said["unjudged"]) - len(lines)
+    if others:
+        lines.append(
+            f"{others} {'process' if others == 1 else 'processes'} that ended lived too short to be"
+            " told of leaks."
+        )
     return lines
+
+
+MAX_NAMED = 8
+MAX_FRAMES = 12
+
+
+def _shown(frames: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    return list(enumerate(frames[:MAX_FRAMES]))
 
 
 def _growing(said: dict[str, Any]) -> list[str]:
@@ -123,28 +154,6 @@ def _growing(said: dict[str, Any]) -> list[str]:
     return [f"{title} (which alone is no leak):", *lines, ""] if lines else []
 
 
-def _verdict(said: dict[str, Any]) -> str:
-    n = len(said["leaks"])
-    text = ""
-    if n:
-        text = f"{n} {'stack leaks' if n == 1 else 'stacks leak'} GPU memory, the fastest first:"
-    elif said["judged"]:
-        text = f"No stack leaks GPU memory in {', '.join(said['judged'][:8])}."
-    for u in said["unjudged"][:8]:
-        text += (
-            f"{' ' if text else ''}Not enough time yet to tell of leaks in {u['process']}: seen "
-            f"for {digits(u['seen_s'])} s of {digits(said['needed_s'])} s."
-        )
-    return text or "No process holds GPU memory allocated in this time."
-
-
-MAX_FRAMES = 12
-
-
-def _shown(frames: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    return list(enumerate(frames[:MAX_FRAMES]))
-
-
 # -- processes -----------------------------------------------------------------------------------
 
 
@@ -153,7 +162,7 @@ def _process(p: dict[str, Any]) -> list[str]:
         p["driver"] and f"driver {p['driver']}",
         p["container"] and f"container {p['container'][:12]}",
         p["pod"] and f"pod {p['pod']}",
-        p["python"] and f"Python {p['python']}",
+        p["python"] and f"Python {'' if p['python'][0].isdigit() else 'stacks: '}{p['python']}",
         p["ended"] and f"ended {p['ended']}",
     ]
     lines = [f"{p['label']}  {p['command']}".rstrip(), "  " + ", ".join(f for f in facts if f)]
@@ -183,17 +192,17 @@ def _process(p: dict[str, Any]) -> list[str]:
 def _memory(memory: dict[str, Any], ended: bool) -> list[str]:
     if not memory["kinds"]:
         return ["no GPU memory allocated in this time"]
-    when = " just before it ended" if ended else ""
-    lines = [
-        f"GPU memory: {size(memory['live'])} live{when}, {_signed(memory['grown'])} in this time"
-    ]
+    lines = []
+    if not ended:
+        lines = [f"GPU memory: {size(memory['live'])} live, {_signed(memory['grown'])}"]
     for k in memory["kinds"]:
+        held = f"{size(k['live']):>8} in {k['blocks']:,} blocks, {_signed(k['grown'])}, "
         more = [f"{k[name]:,} {what}" for name, what in (
             ("failed", "failed"), ("unknown", "frees of blocks from before"),
             ("shed", "without a row of their own")) if k[name]]  # fmt: skip
         lines.append(
-            f"  {k['kind']:<10} {size(k['live']):>8} in {k['blocks']:,} blocks, "
-            f"{_signed(k['grown'])}; {k['allocs']:,} allocations, {k['frees']:,} frees"
+            f"  {k['kind']:<10} {'' if ended else held}peak {size(k['peak'])}; "
+            f"{k['allocs']:,} allocations, {k['frees']:,} frees"
             + "".join(f", {text}" for text in more)
         )
     if memory["unexplained"] > memory["live"] / 100:
@@ -223,8 +232,8 @@ def _single(said: dict[str, Any]) -> list[str]:
     if said["gaps"]:
         lines.append("Longest times without a launch:")
         for g in said["gaps"]:
-            within = ""
-            if g["within"]:
+            within = ", outside of CUDA calls"
+            if g["within_s"] > g["duration_s"] / 10:
                 within = f", {nanoseconds(g['within_s'] * 1e9)} of it in {g['within']}"
             lines.append(
                 f"  {nanoseconds(g['duration_s'] * 1e9):>8} {g['process']} {g['thread']} up to "

@@ -75,7 +75,7 @@ def test_a_leak_comes_first_with_its_numbers(tmp_path: Path) -> None:
     done = run(file)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[2] == "1 stack leaks GPU memory, the fastest first:"
+    assert lines[2] == "1 stack leaks GPU memory, fastest first:"
     assert lines[3] == "  1. Engine.remember (serve.py:20)"
     assert "python3:4242 grows by 60.0M/min (60.0 blocks/min) of device memory" in lines[4]
     assert "over 8 windows of 11.0 s" in lines[4]

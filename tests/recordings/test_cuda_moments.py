@@ -57,7 +57,7 @@ def test_memory_at_a_moment_and_what_grew(host: CudaHost) -> None:
     assert (device.kind, device.device, device.live, device.grown) == (
         "device", True, 84 * MIB, 17 * MIB,
     )  # fmt: skip
-    assert (device.allocs, device.frees, other.allocs) == (20, 1, 0)
+    assert (device.allocs, device.frees, device.peak, other.allocs) == (20, 1, 84 * MIB, 0)
     assert (other.kind, other.device, other.live) == ("host", False, MIB)
     assert at.live == 84 * MIB
     assert at.whole
