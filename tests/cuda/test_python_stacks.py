@@ -1,0 +1,170 @@
+"""Python stacks against the truth that Python itself takes inside the called function."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsprobe.probes.calls import Calls
+from dsprobe.probes.memory import Memory
+from tests.cuda.stackview import (
+    NATIVE,
+    Load,
+    allocations,
+    compare,
+    frames,
+    places,
+    said,
+    told,
+)  # fmt: skip
+from tests.cuda.tracing import Tracing, tracing
+from tests.support import pythons
+from tests.support.pythons import Python
+from tests.support.wait import until
+
+pytestmark = pytest.mark.bpf
+RAN: set[str] = set()
+"""Versions whose stacks have been compared in this run."""
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Tracing]:
+    with tracing(Memory, Calls) as it:
+        it.cuda.config["slow_ns"] = 0  # every call with its stack
+        yield it
+
+
+@pytest.fixture(params=pythons.VERSIONS)
+def python(request: pytest.FixtureRequest) -> Python:
+    found = pythons.find(request.param)
+    if found is None:
+        pytest.skip(f"no Python {request.param} here")  # enough of them: test_versions
+    return found
+
+
+@pytest.fixture
+def own() -> Python:
+    """This machine's."""
+    found = pythons.find("3.11")
+    assert found
+    return found
+
+
+def run(it: Tracing, python: Python, folder: Path, *words: str) -> Load:
+    """The load ``stacks``, from its gate to its end, with all it says."""
+    load = Load(python, folder, "tests.simgpu.workloads.stacks", "gate=1", *words)
+    assert load.gate() == "ready"
+    version = it.cuda.stacks.process_seen(load.process.pid)
+    assert version.split(".")[:2] == python.version.split("."), version
+    load.go()
+    until(lambda: (it.step(), load.process.stdout and _ready(load))[1], "it has done its work")
+    assert load.gate() == "done"
+    return load
+
+
+def _ready(load: Load) -> bool:
+    return bool(select.select([load.process.stdout], [], [], 0)[0])
+
+
+def test_stacks_equal_truth(it: Tracing, python: Python, tmp_path: Path) -> None:
+    load = run(it, python, tmp_path, "repeat=3", "depth=60", "functions=30")
+    stacks = compare(it, load, 100)
+    load.end()
+    assert not [s for stack in stacks.values() for s in said(stack)]
+    for stack in stacks.values():
+        kinds = [kind for kind, _ in stack]
+        assert kinds[0] == NATIVE, "the caller in native code comes first"
+        assert kinds == sorted(kinds, key=[NATIVE, "python", "status"].index)
+    RAN.add(python.version)
+
+
+def test_versions() -> None:
+    """Enough of them ran; says which."""
+    print("stacks were compared on Python", ", ".join(sorted(RAN)))
+    assert "3.11" in RAN
+    assert len(RAN & {"3.10", "3.12", "3.13", "3.14"}) >= 2, RAN
+
+
+def test_deeper_than_is_kept(it: Tracing, python: Python, tmp_path: Path) -> None:
+    load = run(it, python, tmp_path, "repeat=2", "depth=300", "shapes=deep")
+    pids = {load.process.pid}
+    until(lambda: (it.step(), allocations(it, pids))[1], "its allocations have come")
+    stacks = _settled(it, pids)
+    truth = {r["bytes"]: told(r) for r in load.truth()}
+    for size, stack in allocations(it, pids):
+        got = places(stacks[stack])
+        assert 100 < len(got) <= 128
+        assert got == truth[size][: len(got)]
+        assert said(stacks[stack]) == ["deeper than 128 Python frames"]
+    load.end()
+
+
+def _settled(it: Tracing, pids: set[int]) -> dict[int, list[tuple[str, object]]]:
+    """Stacks, once those of all allocations are there."""
+
+    def all_there() -> bool:
+        it.step()
+        known = set(it.rows("meta.stack")["id"].tolist())
+        return all(s in known for _, s in allocations(it, pids))
+
+    until(all_there, "stacks have come")
+    return frames(it)
+
+
+def test_descendants(it: Tracing, python: Python, tmp_path: Path) -> None:
+    """Forked ones are readable from their first call on; one started anew once it was seen."""
+    load = Load(python, tmp_path, "tests.cuda.stackfamily")
+    assert load.gate().startswith("ready")
+    it.cuda.stacks.process_seen(load.process.pid)
+    load.go()
+    word, pid = load.gate().split()
+    assert word == "anew"
+    it.cuda.stacks.process_seen(int(pid))
+    load.go()
+    assert load.gate().startswith("done")
+    load.end()
+    stacks = compare(it, load, 3 * 5)
+    assert not [s for stack in stacks.values() for s in said(stack)]
+
+
+def test_target_in_a_pid_namespace(it: Tracing, own: Python, tmp_path: Path) -> None:
+    load = Load(
+        own, tmp_path, "tests.simgpu.workloads.stacks", "gate=1", "repeat=1",
+        prefix=["unshare", "-pf", "--mount-proc"],
+    )  # fmt: skip
+    assert load.gate() == "ready"
+    children = Path(f"/proc/{load.process.pid}/task/{load.process.pid}/children").read_text()
+    it.cuda.stacks.process_seen(int(children))
+    load.go()
+    assert load.gate() == "done"
+    load.end()
+    truth = [r for r in load.truth() if r["symbol"] == "cuMemAlloc_v2" and r["bytes"] != 4096]
+    until(lambda: (it.step(), len(_by_size(it, truth)) == len(truth))[1], "they have come")
+    stacks = _settled(it, {r["pid"] for r in truth})
+    got = _by_size(it, truth)
+    for row in truth:
+        assert told(row) in [places(stacks[s]) for s in got[row["bytes"]]]
+
+
+def _by_size(it: Tracing, truth: list[dict[str, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for size, stack in allocations(it, {r["pid"] for r in truth}):
+        found.setdefault(size, []).append(stack)
+    return found
+
+
+def test_traced_from_a_pid_namespace() -> None:
+    """Some of this file again, with us in a PID namespace of our own."""
+    done = subprocess.run(
+        ["unshare", "-pf", "--mount-proc", sys.executable, "-m", "pytest", "-q", "-x", __file__,
+         "-p", "no:cacheprovider", "-k", "equal_truth and 3.11 or descendants and 3.11"],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"CI": "true"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "2 passed" in done.stdout
