@@ -58,6 +58,8 @@ def workload(name: str, *, python: str = sys.executable, **options: object) -> l
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         prog="simgpu",
+        usage="simgpu [-h] [--truth TRUTH] [--preload] [--set KEY=VALUE] [--events] SCENARIO"
+        " [-- CMD ...]",
         description="Run a command, or the scenario's own workload, on a simulated GPU, and print"
         " as JSON what it was asked. The command's exit code is passed on.",
     )
@@ -68,9 +70,10 @@ def main(argv: list[str] | None = None) -> int:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="option of its workload"
     )
     p.add_argument("--events", action="store_true", help="print each call, too")
-    p.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...")
-    args = p.parse_args(argv)
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    words = sys.argv[1:] if argv is None else argv
+    at = words.index("--") if "--" in words else len(words)
+    args = p.parse_args(words[:at])
+    command = words[at + 1 :]
     named = FOLDER / f"{args.scenario}.toml"
     path = named if named.exists() and not args.scenario.exists() else args.scenario
     try:
