@@ -108,6 +108,9 @@ class Cuda(BpfProbe):
         self._drivers: dict[int, Driver] = {}
         self._pending: list[Batch] = []
 
+    def close(self) -> None:
+        self.stacks.close()
+
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         if platform.machine() != "x86_64":
             raise Unavailable(f"driver calls are traced on x86_64, not on {platform.machine()}")

@@ -58,6 +58,9 @@ class Probe:
         """What was lost since the last call."""
         return []
 
+    def close(self) -> None:
+        """End threads and processes of its own."""
+
 
 @dataclass(frozen=True)
 class Program:

@@ -269,6 +269,8 @@ class Tracer:
             self._release(a)
         self._attached.clear()
         self._made.close()
+        for probe in self.probes:
+            probe.close()
 
 
 def _needs(name: str) -> str:

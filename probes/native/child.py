@@ -21,6 +21,7 @@ import ctypes
 import gc
 import mmap
 import os
+import signal
 import socket
 import sys
 from collections import OrderedDict
@@ -209,6 +210,7 @@ def serve(sock: socket.socket, reader: Reader) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the agent's group
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.settimeout(IDLE_S)
     page = mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE)

@@ -82,7 +82,9 @@ class Resolver:
         return 0 if link is None else link.pid
 
     def close(self) -> None:
-        self.kill()
+        link, self._link = self._link, None
+        if link is not None:
+            link.end()
         for number in list(self._targets):
             self.gone(number)
 

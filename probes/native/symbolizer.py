@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from dsprobe.probes.native.frames import NativeFrame, Registers
+from dsprobe.probes.native.link import ChildLost
 from dsprobe.probes.native.resolver import Resolver
 
 __all__ = ["Answer", "NativeFrame", "Registers", "Symbolizer"]
@@ -184,7 +185,8 @@ class Symbolizer:
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closing, seconds)
+            if self._changed.wait_for(lambda: self._closing, seconds):
+                raise ChildLost("dsprobe ends", 0)
 
     def _next(self, worker: _Worker) -> _Question | None:
         """The next question for ``worker``; None where it is to end.  Called on its thread."""

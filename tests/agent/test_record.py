@@ -267,7 +267,7 @@ def test_probes_of_its_own_beside_a_running_agent(
         assert len(f.read("softirq.cpu", 0, FOREVER)) > 0
         assert not len(f.read("cpu.usage", 0, FOREVER))
     assert programs.held_by(agent.pid) == before
-    until(lambda: here.pids() == {agent.pid}, "its own agent has ended", timeout=5)
+    until(lambda: here.commands() == {agent.pid}, "its own agent has ended", timeout=5)
     assert sorted(os.listdir(here.path("/run/dsprobe"))) == ["agent.sock", "agent.sock.lock"]
 
 
@@ -321,7 +321,7 @@ def test_own_agent_ends_when_its_recorder_is_killed(here: Box, tmp_path: Path) -
     path = tmp_path / "r.mcap"
     process = recorder(here, path)
     until(lambda: path.exists() and last(path, "softirq.cpu"), "rows are written")
-    (own,) = here.pids() - {process.pid}
+    (own,) = here.commands() - {process.pid}
     ours = programs.held_by(own)
     assert len(ours) == 7
     process.kill()
@@ -335,7 +335,7 @@ def test_own_agent_outlives_the_terminal(here: Box, tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     process = recorder(here, path, start_new_session=True)
     until(lambda: path.exists() and last(path, "softirq.cpu"), "rows are written")
-    (own,) = here.pids() - {process.pid}
+    (own,) = here.commands() - {process.pid}
     assert os.getsid(own) == own != os.getsid(process.pid)
     again = here.connect()
     os.killpg(process.pid, signal.SIGHUP)

@@ -85,6 +85,15 @@ class Box:
                     found.add(int(entry))
         return found - {self._holder.pid}
 
+    def commands(self) -> set[int]:
+        """Those that are dsprobe commands, not their helpers, which come and go."""
+        found = set()
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if b"dsprobe.agent.commands" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.add(pid)
+        return found
+
     def clear(self) -> None:
         """Kill what still runs in the box."""
         for pid in self.pids():
