@@ -21,6 +21,7 @@ static __always_inline void cuda_thread_ends(u64 key)
 	if (!t)
 		return;
 	cuda_threads_of.delete(&key);
+	cuda_forget_task(bpf_get_current_task());
 	t->ended = 1;
 }
 

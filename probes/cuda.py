@@ -52,7 +52,7 @@ _LOST = (
     ("cuda.calls", "no room for another process"),
     ("cuda.calls", "no room for another thread"),
     ("cuda.calls", "no room for another function's counters"),
-    ("cuda.call", "too many calls open in one thread"),
+    ("cuda.call", "more than four calls open in one thread: the outer ones are given up"),
     ("cuda.stream", "no room for another stream"),
     ("meta.kernel", "no room for another kernel"),
     ("meta.kernel", "a name could not be read"),
@@ -160,6 +160,7 @@ class Cuda(BpfProbe):
 
     def set_budget(self, per_second: int) -> None:
         """How many single events of each kind a process may cause."""
+        self.budget = per_second
         self.config["budget"] = max(1, per_second * _WINDOW_NS // 10**9)
 
     # -- what is traced ------------------------------------------------------------------------
@@ -252,6 +253,12 @@ class Cuda(BpfProbe):
         """Whether calls of this process are looked at."""
         return not self.config["filter"][0] or self._wanted.get(pid) is not None
 
+    def strangers(self) -> set[int]:
+        """Processes that make calls, and of which it was not said what they map: forked ones, and
+        those that became another program."""
+        alive = {p.pid for p in self.processes.values() if not p.row["ended"][0]}
+        return alive - self._drivers.keys()
+
     def process_seen(self, pid: int, driver: Driver) -> None:
         """A process maps this library."""
         self._drivers[pid] = driver
@@ -317,7 +324,12 @@ class Cuda(BpfProbe):
 
     def _new(self, place: int, row: Any) -> _Process:
         pid = int(row["tgid"])
-        facts = processes.facts(pid) or processes.Facts(pid)
+        facts = processes.facts(pid)
+        if facts is None:  # it was too quick; what BPF saw is left
+            tasks = self.threads.live
+            names = tasks["comm"][tasks["process"] == row["id"]].tolist()
+            comm = processes.printable(names[0], processes.MAX_COMM) if names else ""
+            facts = processes.Facts(pid, comm=comm)
         self.stacks.process_seen(pid, int(row["id"]))
         return _Process(int(row["id"]), pid, place, META_PROCESS.rows(
             id=int(row["id"]), pid=pid, ns_pid=int(row["ns_tgid"]), parent=facts.parent,

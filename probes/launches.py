@@ -46,6 +46,8 @@ _STREAM = np.dtype(
 _STREAM_KEY = np.dtype([("stream", "<u8"), ("process", "<u4"), ("thread", "<u4")])
 _KERNEL_KEY = np.dtype([("handle", "<u8"), ("process", "<u4"), ("pad", "<u4")])
 _KERNEL_LEAF = np.dtype([("id", "<u4"), ("pad", "<u4"), ("hash", "<u8")])
+CALM_NS = 1_000_000_000
+"""So long after the last launch that was not kept it is said that they are again."""
 IDLE_NS = 60_000_000_000
 """A stream that was not used for so long may lose its place to another."""
 
@@ -64,8 +66,7 @@ class Launches(BpfProbe):
     rings: ClassVar = {"cuda_kernel": _KERNEL, "cuda_launch": CUDA_LAUNCH}
 
     def __init__(self) -> None:
-        self.shed: dict[int, int] = {}
-        """By PID: launches of the last interval that have no row of their own."""
+        self._shed: dict[int, int] = {}  # by PID: when a launch was last not kept
         self._idle: list[int] = []
 
     def build_on(self, required: BpfProbe) -> None:
@@ -83,6 +84,16 @@ class Launches(BpfProbe):
         self._threads_before = np.zeros(0, cudamaps.THREAD)
         self._streams_before = np.zeros(0, _STREAM)
         self._known: set[int] = set()
+
+    @property
+    def shortage(self) -> str:
+        if not self._shed:
+            return ""
+        pids = ", ".join(map(str, sorted(self._shed)))
+        return (
+            f"more than {self._cuda.budget:,} launches/s in process {pids}: not every one has a row"
+            " of its own; counts and intervals are of all"
+        )
 
     def took(self, ring: str, rows: Rows) -> list[Batch]:
         if ring == "cuda_launch":
@@ -114,8 +125,8 @@ class Launches(BpfProbe):
         for name, of in (("longest", "longest"), ("longest_end", "end"), ("within", "within"),
                          ("within_time", "within_time")):  # fmt: skip
             rows[name][has] = gap[of][has]
-        pids = new["tgid"][rows["shed"] > 0].tolist()
-        self.shed = dict(zip(pids, rows["shed"][rows["shed"] > 0].tolist(), strict=True))
+        self._shed |= dict.fromkeys(new["tgid"][rows["shed"] > 0].tolist(), now)
+        self._shed = {pid: t for pid, t in self._shed.items() if now - t < CALM_NS}
         return rows
 
     def _by_stream(self, now: int, epoch: int) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dsprobe.probes.launches import Launches
+from dsprobe.probes.launches import CALM_NS, Launches
 from tests.cuda.tracing import Tracing, last, tracing
 from tests.simgpu import truth
 from tests.simgpu.run import environment, workload
@@ -268,6 +269,10 @@ def test_a_million_launches_a_second_are_all_counted(tmp_path: Path) -> None:
         windows = told["seconds"] * 1e9 / (1 << 27) + 2
         assert 0 < len(rows) <= windows * int(tr.cuda.config["budget"][0][0])
         assert threads["shed"].sum() > n // 2
+        launches = tr.tracer.probes[1]
+        assert f"in process {process.pid}:" in launches.shortage
+        launches.collect(time.monotonic_ns() + CALM_NS)
+        assert not launches.shortage
         slower = told["seconds"] / alone["seconds"]
         rates = f"{alone['per_second']:.0f}/s alone, {told['per_second']:.0f}/s traced"
         print(f"\n{n} launches: {rates}"

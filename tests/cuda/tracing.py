@@ -101,15 +101,29 @@ def last(rows: Rows, **columns: Any) -> Any:
     return rows[-1]
 
 
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    found = [pid]
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            found += family(int(child))
+    return found
+
+
 @contextlib.contextmanager
-def tracing(*probes: type[BpfProbe], flavour: str = "driver") -> Iterator[Tracing]:
-    """``probes`` and Cuda, in the simulated driver of a flavour."""
+def tracing(
+    *probes: type[BpfProbe], flavour: str = "driver", everybody: bool = False
+) -> Iterator[Tracing]:
+    """``probes`` and Cuda, in the simulated driver of a flavour.  Tests that run at the same time
+    share that library, so only processes of this test are seen, unless ``everybody`` is."""
     cuda = Cuda()
     tracer = Tracer([cuda, *(kind() for kind in probes)])
     try:
         missing = [c for c in tracer.load() if c.status != "attached"]
         assert not missing or all(c.program and "uprobe" in c.reason for c in missing), missing
         it = Tracing(tracer, cuda)
+        if not everybody:
+            cuda.want(family(os.getpid()))
         it.attach(libcuda(flavour) / "libcuda.so.1")
         yield it
         lost = [x for x in it.losses if x.lost]
