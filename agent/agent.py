@@ -77,6 +77,7 @@ class Agent:
         self._workers: list[Worker] = []
         self._collected: dict[str, int] = {}
         self._failing: set[str] = set()
+        self._short: dict[str, str] = {}
         self._loading: threading.Thread | None = None
         self._loaded: list[Coverage] = []
         self._overhead = Overhead()
@@ -232,6 +233,10 @@ class Agent:
         self._collected[probe.name] = now
         self._publish(batches)
         self._lose(now, losses)
+        if probe.shortage != self._short.get(probe.name, ""):
+            self._short[probe.name] = probe.shortage
+            status = "shed" if probe.shortage else "attached"
+            self._cover([Coverage(probe.name, "", status, probe.shortage)])
 
     def _take(self, worker: Worker) -> None:
         changed = worker.changed()

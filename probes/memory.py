@@ -95,7 +95,7 @@ class Memory(BpfProbe):
         self._retired_kinds: list[Any] = [np.empty(0, np.uint64), np.empty((0, 8), np.uint64)]
         self._retired_stacks: list[Any] = [np.empty(0, np.uint64), np.empty((0, 5), np.uint64)]
         """Keys and sums of contexts that ended before those."""
-        self._last = 0
+        self._last = self._short_until = 0
         self._next_stacks = 0
 
     def build_on(self, required: BpfProbe) -> None:
@@ -121,11 +121,9 @@ class Memory(BpfProbe):
 
     @property
     def shortage(self) -> str:
-        """What the kernel's tables have no room for, as coverage says it; empty where all fits."""
-        n = len(self.ledger)
         said = []
-        if n:
-            said.append(f"{n} blocks are kept outside the kernel's full table")
+        if len(self.ledger) or self._last < self._short_until:
+            said.append("more is live than the kernel's table holds: the rest is kept outside it")
         if self._notes[NOTE_BARE]:
             said.append("the kernel's table of stacks is full: more memory is under stack 0")
         return "; ".join(said)
@@ -138,6 +136,8 @@ class Memory(BpfProbe):
 
     def collect(self, now: int) -> list[Batch]:
         start, self._last = self._last or now, now
+        if len(self.ledger):
+            self._short_until = now + LIVE_EVERY
         # Who lives is read last: whoever is in the sums lives then, or has ended.
         stacks = self._stacks_map.read() if now >= self._next_stacks else None
         totals = self._totals_map.read()

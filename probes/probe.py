@@ -61,6 +61,12 @@ class Probe:
     def close(self) -> None:
         """End threads and processes of its own."""
 
+    @property
+    def shortage(self) -> str:
+        """What it cannot tell in full at the moment, and why, as coverage says it; empty where it
+        tells all."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Program:

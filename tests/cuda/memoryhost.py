@@ -48,6 +48,7 @@ class Host:
         self.losses: list[Loss] = []
         said = [c for c in self.tracer.load() if c.status != "attached"]
         assert not said, said
+        self.cuda.want([])
         self.attach(build.libcuda("driver"))
 
     def attach(self, folder: os.PathLike[str]) -> None:
@@ -57,6 +58,10 @@ class Host:
             assert not self.tracer.attach_library("simulated", fd, uprobes)
         finally:
             os.close(fd)
+
+    def want(self, pid: int) -> None:
+        """See this process and its children, not what others do with the same library."""
+        self.cuda.want([pid])
 
     def poll(self, after: int = 0) -> None:
         """Read everything, as if that were ``after`` s from now."""
@@ -133,6 +138,7 @@ class Traced(Target):
     def __init__(self, host: Host, folder: Path, **tables: Any) -> None:
         super().__init__(folder, parse(tables))
         self.host = host
+        host.want(self.pid)
         self.start()
 
     def check(self) -> dict[str, tuple[int, int]]:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
+from tests.cuda.memoryhost import Host
 from tests.simgpu import truth
 from tests.simgpu.run import environment, workload
 
@@ -14,7 +15,7 @@ class Storm:
     """It has loaded the driver; :meth:`begin` lets it go, :meth:`finished` says when its threads
     have ended.  It keeps what it has until :meth:`close`."""
 
-    def __init__(self, folder: Path, **options: int) -> None:
+    def __init__(self, host: Host, folder: Path, **options: int) -> None:
         self._folder = folder
         self._process = subprocess.Popen(
             workload("storm", gate=1, **options), env=environment(folder), text=True,
@@ -22,6 +23,7 @@ class Storm:
         )  # fmt: skip
         self.pid = self._process.pid
         self._hear("begun")
+        host.want(self.pid)
         self._go()
         self._hear("ready")
 

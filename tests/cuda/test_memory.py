@@ -286,6 +286,7 @@ def test_memory_from_before_the_attach_is_unknown(tmp_path: Path) -> None:
     early.start()
     old = [early.ok("cuMemAlloc_v2", OUT, 100) for _ in range(2)]
     with tracing() as host:
+        host.want(early.pid)
         new = early.ok("cuMemAlloc_v2", OUT, 500)
         early.ok("cuMemFree_v2", old[0])
         host.poll()

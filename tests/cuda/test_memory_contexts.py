@@ -133,6 +133,7 @@ def test_contexts_from_before_the_attach(tmp_path: Path) -> None:
     with Target(tmp_path) as early:
         early.start()
         with tracing() as host:
+            host.want(early.pid)
             early.ok("cuMemAlloc_v2", OUT, 100)
             early.ok("cuDevicePrimaryCtxRetain", OUT, 0)
             early.ok("cuDevicePrimaryCtxRelease_v2", 0)  # there is another user, unseen

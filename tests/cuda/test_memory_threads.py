@@ -41,7 +41,7 @@ def consistent(host: Host, pid: int) -> None:
     ids=["reuse", "kinds", "overflow"],
 )  # fmt: skip
 def test_a_storm(tmp_path: Path, sizes: dict[str, int], options: dict[str, int]) -> None:
-    with tracing(ByCaller(**sizes)) as host, Storm(tmp_path, **options) as storm:
+    with tracing(ByCaller(**sizes)) as host, Storm(host, tmp_path, **options) as storm:
         storm.begin()
         waits = threading.Thread(target=storm.finished)
         waits.start()
