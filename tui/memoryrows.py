@@ -103,9 +103,11 @@ class MemoryRows:
         )
 
     def findings(self, moment: Moment, stacks: int = 0) -> Findings:
-        """The leaks up to ``moment``; of a live session they are looked for now and then."""
+        """The leaks up to ``moment``, or to a little before: they are looked for now and then, at
+        the same moments in a live session as in a replay of it."""
         every = LEAKS_EVERY if stacks <= MANY else 6 * LEAKS_EVERY
-        at = moment.at - moment.at % every if moment.session.live else moment.at
+        at_end = not moment.session.live and moment.at >= moment.end
+        at = moment.at if at_end else moment.at - moment.at % every
         if self._leaks is None or self._leaks[0] != at:
             start = max(at - LEAKS_OVER, moment.begin)
             self._leaks = (at, find_leaks(moment.session, start, at, moment.stacks))
@@ -121,7 +123,10 @@ class MemoryRows:
         words = asked.filter.lower().split()
         if words:
             stacks = [s for s in stacks if self._passes(s, names[s.process].lower(), words)]
+        known = len(tree.parent)
         leaves = [tree.leaf(s.process, s.stack) for s in stacks]
+        if len(tree.parent) != known:
+            self._names = {}  # what was one stack's own may be so no more
         amounts = np.array(
             [(s.live, s.grown, s.age * s.blocks, s.blocks, 0, 0, 1) for s in stacks], float
         ).reshape(-1, 7)
@@ -182,7 +187,8 @@ class MemoryRows:
         named = self._names.get(branch.nodes)
         if named is None:
             frames = tuple(self._tree.path(branch.node))
-            named = self._names[branch.nodes] = _name(frames[: len(branch.nodes)]), frames
+            alone = [self._tree.alone(node) for node in reversed(branch.nodes)]
+            named = self._names[branch.nodes] = _name(frames[: len(alone)], alone), frames
         name, frames = named
         return MemoryRow(
             branch.node,
@@ -207,14 +213,17 @@ def short(frame: Frame) -> str:
     return f"{frame.function or '?'} ({place})"
 
 
-def _name(frames: tuple[Frame, ...]) -> str:
-    """What a row of ``frames``, the innermost first, is called: by its frame that tells most, and
-    those of Python that called that."""
+def _name(frames: tuple[Frame, ...], alone: Sequence[bool]) -> str:
+    """What a row of ``frames``, the innermost first, is called: by the one that tells most, of
+    those that no other stack goes through if there are any, and by those of Python that called
+    it."""
     if not frames:
         return ""
-    at = frames.index(where(frames))
-    callers = [f for f in frames[at + 1 :] if f.kind == "python" or frames[at].kind != "python"]
-    return " < ".join(short(f) for f in (frames[at], *callers))
+    own = tuple(frame for frame, single in zip(frames, alone, strict=True) if single)
+    chosen = where(own or frames)
+    at = next(i for i, frame in enumerate(frames) if frame is chosen)
+    callers = [f for f in frames[at + 1 :] if f.kind == "python" or chosen.kind != "python"]
+    return " < ".join(short(f) for f in (chosen, *callers))
 
 
 def _since(asked: Asked, moment: Moment) -> tuple[int, str]:

@@ -37,6 +37,8 @@ class StackTree:
         self.frame: list[Frame | None] = []
         self.children: list[list[int]] = []
         self._depth: list[int] = []
+        self._root: list[int] = []
+        self._times: dict[tuple[int, Hashable], int] = {}  # nodes of a process with that frame
         self._nodes: dict[tuple[int, Hashable], int] = {}
         self._leaves: dict[tuple[int, int], int] = {}
         self._texts: dict[int, str] = {}
@@ -70,9 +72,17 @@ class StackTree:
             self.frame.append(frame)
             self.children.append([])
             self._depth.append(self._depth[parent] + 1 if parent >= 0 else 0)
+            self._root.append(self._root[parent] if parent >= 0 else node)
+            seen = (self._root[node], key)
+            self._times[seen] = self._times.get(seen, 0) + 1
             if parent >= 0:
                 self.children[parent].append(node)
         return node
+
+    def alone(self, node: int) -> bool:
+        """Whether no other stack of the process goes through its frame by another way."""
+        frame = self.frame[node]
+        return frame is not None and self._times[self._root[node], replace(frame, id=0)] == 1
 
     def path(self, node: int) -> list[Frame]:
         """Frames from the innermost to the outermost."""

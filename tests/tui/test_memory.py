@@ -240,3 +240,14 @@ def test_once_names_the_leak_first() -> None:
     assert "LEAK" not in once(HEALTHY, 100, BLOCKS)
     assert once(LEAKING, 100, ASCII).isascii()
     compare.text("once-cuda.txt", "\n".join(text.split("\n\n")[:2]) + "\n")
+
+
+def test_a_row_is_named_by_what_no_other_stack_goes_through() -> None:
+    scene = Scene()
+    for i, function in enumerate(("grow", "fill"), 20):
+        frames = ("alloc@/srv/pool.py:1", f"{function}@/srv/x.py:2", "loop@/srv/x.py:9")
+        scene.stack(i, frames).alloc(BOOT, MIB)
+    scene.advance(20)
+    names = [row.text for row in rows(scene.session, filter="pool", all_open=True)]
+    assert {name.split(" ")[0] for name in names} >= {"grow", "fill"}
+    assert not any(name.startswith("alloc") for name in names)
