@@ -42,6 +42,9 @@ class Cuda(Protocol):
     def process_seen(self, pid: int, driver: Driver) -> None:
         """A process maps a library; before probes are put into it where that is still to come."""
 
+    def strangers(self) -> set[int]:
+        """Processes whose calls are seen though :meth:`process_seen` was not called."""
+
     def library(self, driver: Driver, returns: bool) -> tuple[list[Uprobe], Rows]:
         """Where to put probes, without those on returns if not ``returns``, and rows of
         META_PLACEMENT as if all of them could be put there."""

@@ -47,6 +47,7 @@ class Targets:
         self._wanted: frozenset[int] = frozenset()
         """Who was asked for so far; BPF adds children and takes off what ends."""
         self._all_wanted = not pids
+        self._strangers: set[int] = set()
         self._errors: dict[int, str] = {}
         self._over = False
         self._looked = self._closed = 0
@@ -87,6 +88,10 @@ class Targets:
         """Take up what was found: what changed, and rows of ``meta.placement``."""
         if not (self._discovery and self._libraries and self._probe):
             return [], []
+        strangers = self._probe.strangers()
+        for pid in strangers - self._strangers:
+            self._discovery.look(pid)
+        self._strangers = strangers
         given, coverage = self._discovery.tick(now)
         for g in given:
             if isinstance(g, Found):
@@ -152,7 +157,8 @@ class Targets:
             return
         process = self._follow(f, known.keys if known else set())
         for copy in f.copies:
-            if self._libraries.mapped(f, copy, copy.key not in process.keys):
+            new = copy.key not in process.keys or f.pid in self._strangers
+            if self._libraries.mapped(f, copy, new):
                 process.keys.add(copy.key)
             else:
                 self._discovery.look(f.pid)

@@ -58,6 +58,9 @@ class Counter(BpfProbe):
     def wants(self, pid: int) -> bool:
         return not self._filter[0] or self._wanted.get(pid) is not None
 
+    def strangers(self) -> set[int]:
+        return set()
+
     def process_seen(self, pid: int, driver: Driver) -> None:
         self.seen.append((pid, driver))
 

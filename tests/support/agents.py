@@ -59,9 +59,11 @@ class Watched:
 
 @contextmanager
 def watched(*probes: str | Probe, pids: tuple[int, ...] = ()) -> Iterator[Watched]:
-    """An agent with ``probes`` (by name, or made by the test), once each of them has said what
-    became of it."""
-    chosen = [select([p])[0] if isinstance(p, str) else p for p in probes]
+    """An agent with ``probes`` (by name, or made by the test) and those that they require, once each
+    of them has said what became of it."""
+    chosen = [p for p in probes if not isinstance(p, str)]
+    named = [p for p in probes if isinstance(p, str)]
+    chosen += select(named) if named else []
     with tempfile.TemporaryDirectory(prefix="dsprobe-agent-") as folder:
         path = str(Path(folder, "socket"))
         agent = Agent(chosen, Settings(socket=path, pids=pids))
