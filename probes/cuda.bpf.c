@@ -39,7 +39,8 @@ int cuda_exit(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	cuda_process_ends(tgid, 1);
 	stacks_gone(ctx->args[0]);
-	cuda_wanted.delete(&tgid);
+	u32 own = own_pid(ctx->args[0]);
+	cuda_wanted.delete(&own);
 	return 0;
 }
 
@@ -61,9 +62,7 @@ int cuda_fork(struct bpf_raw_tracepoint_args *ctx)
 	stacks_forked(ctx->args[0], ctx->args[1]);
 	if (!c || !c->filter)
 		return 0;
-	u32 parent = 0, child = 0, one = 1;
-	READ(parent, ctx->args[0], TASK_TGID);
-	READ(child, ctx->args[1], TASK_TGID);
+	u32 parent = own_pid(ctx->args[0]), child = own_pid(ctx->args[1]), one = 1;
 	if (parent != child && cuda_wanted.lookup(&parent))
 		cuda_wanted.update(&child, &one);
 	return 0;

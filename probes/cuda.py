@@ -103,8 +103,7 @@ class Cuda(BpfProbe):
         self._strings: dict[str, int] = {}
         self._slots: dict[str, int] = {"cuInit": self.INIT_SLOT}
         self._functions: dict[int, Function] = {}  # by string id
-        self._next_row = 0
-        self._free_rows: list[int] = []
+        self._rows: dict[tuple[int, ...], int] = {}  # of cuda_functions, by what is in it
         self._drivers: dict[int, Driver] = {}
         self._pending: list[Batch] = []
 
@@ -119,7 +118,6 @@ class Cuda(BpfProbe):
             **self.stacks.defines(btf),
             "TASK_THREAD_PID": btf.offset("task_struct", "thread_pid"),
             "TASK_GROUP_LEADER": btf.offset("task_struct", "group_leader"),
-            "TASK_TGID": btf.offset("task_struct", "tgid"),
             "TASK_SIGNAL": btf.offset("task_struct", "signal"),
             "TASK_MM": btf.offset("task_struct", "mm"),
             "SIGNAL_LIVE": btf.offset("signal_struct", "live.counter"),
@@ -187,26 +185,26 @@ class Cuda(BpfProbe):
         ``returns``: whether probes may sit on returns; without, calls are counted and no more.
         """
         uprobes: list[Uprobe] = []
-        names = []
+        rows = []
         for symbol, place in driver.entries.items():
             served = [f for f in functions.services(symbol) if f.cls in self.serves]
-            for i, f in enumerate(served):
+            why = "" if len(self._rows) + len(served) <= len(self._table) else "too many libraries"
+            for i, f in enumerate(() if why else served):
                 uprobes += self._uprobes(driver, f, place.offset, first=i == 0, returns=returns)
             if served:
-                names.append(symbol)
-        placed = [driver.entries[n] for n in names]
-        rows = META_PLACEMENT.rows(
-            t=[time.monotonic_ns()] * len(names),
-            library=[driver.path] * len(names),
-            build_id=[driver.build_id] * len(names),
-            function=names,
-            offset=[p.offset for p in placed],
-            attached=1,
-            cheap=[p.emulated for p in placed],
-            instruction=[p.instruction for p in placed],
-            why=[p.why for p in placed],
-        ) if names else META_PLACEMENT.empty()  # fmt: skip
-        return uprobes, rows
+                rows.append((symbol, place.offset, not why, place.emulated, place.instruction,
+                             why or place.why))  # fmt: skip
+        if not rows:
+            return [], META_PLACEMENT.empty()
+        names = ("function", "offset", "attached", "cheap", "instruction", "why")
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        n = len(rows)
+        return uprobes, META_PLACEMENT.rows(
+            t=time.monotonic_ns(),
+            library=[driver.path] * n,
+            build_id=[driver.build_id] * n,
+            **columns,
+        )
 
     def _uprobes(
         self, driver: Driver, f: Function, offset: int, *, first: bool, returns: bool
@@ -218,28 +216,18 @@ class Cuda(BpfProbe):
         if not first:
             flags |= Flag.UNCOUNTED
         at = driver.functions[f.name].offset + offset
-        row = self._free_rows.pop() if self._free_rows else self._next_row
-        if row >= len(self._table):
-            raise ValueError("too many driver libraries")
-        self._next_row = max(self._next_row, row + 1)
         name = self.string(f.name)
         self._functions.setdefault(name, f)
-        start, end = driver.text
-        kind, copy, memory = f.codes
-        self._table[row] = (
-            at, start, end, name, flags, self._slot(f.name), f.cls, f.form,
-            kind, copy, memory, f.out, f.address, f.bytes, f.times, f.shift, f.stream, 0,
+        content = (
+            at, *driver.text, name, flags, self._slots.setdefault(f.name, len(self._slots)), f.cls,
+            f.form, *f.codes, f.out, f.address, f.bytes, f.times, f.shift, f.stream,
         )  # fmt: skip
+        row = self._rows.setdefault(content, len(self._rows))  # libraries that are alike share it
+        self._table[row] = (*content, 0)
         probes = [Uprobe(entry, at, row)]
         if leave and returns:
             probes.append(Uprobe(leave, at, row, returns=True))
         return probes
-
-    def _slot(self, symbol: str) -> int:
-        slot = self._slots.setdefault(symbol, len(self._slots))
-        if slot >= cudamaps.SLOTS:
-            raise ValueError("too many functions")
-        return slot
 
     # -- who is traced -------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@
  * Loops have one counter and hardly a branch: each branch multiplies the paths that the verifier
  * walks. */
 
+#include "ownpid.bpf.h"
+
 #define STACK_FRAMES 128
 #define STACK_THREADS 512 /* thread states of a process that are looked through */
 #define STACK_COPY 512     /* stack is copied in pieces, up to the first that is not there */
@@ -114,41 +116,11 @@ static __always_inline int stack_read(void *to, u32 size, u64 from)
 	return bpf_probe_read_user(to, size, (void *)from);
 }
 
-/* PID of a task's process as dsprobe's own PID namespace numbers it; 0 where it has none there. */
-static __always_inline u32 stack_pid(u64 task)
-{
-#if PID_NAMESPACE
-	u64 leader = 0, pid = 0;
-	u32 level = 0, inode = 0, found = 0;
-
-	READ(leader, task, TASK_GROUP_LEADER);
-	READ(pid, leader, TASK_THREAD_PID);
-	READ(level, pid, PID_LEVEL);
-	#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < 32; i++) { /* MAX_PID_NS_LEVEL, include/linux/pid_namespace.h */
-		struct { u32 number, pad; u64 ns; } upid = {};
-
-		if (i > level)
-			break;
-		READ(upid, pid, PID_NUMBERS + i * sizeof(upid));
-		READ(inode, upid.ns, NS_INODE);
-		if (inode == PID_NAMESPACE)
-			found = upid.number;
-	}
-	return found;
-#else
-	u32 tgid = 0;
-
-	READ(tgid, task, TASK_TGID);
-	return tgid;
-#endif
-}
-
 /* A forked child has its parent's addresses: it is readable from its first instruction on.  To be
  * called at sched_process_fork with its two task_structs. */
 static __always_inline void stacks_forked(u64 parent, u64 child)
 {
-	u32 from = stack_pid(parent), to = stack_pid(child);
+	u32 from = own_pid(parent), to = own_pid(child);
 	struct python *python;
 
 	if (from == to || !to)
@@ -163,7 +135,7 @@ static __always_inline void stacks_forked(u64 parent, u64 child)
 /* To be called when a process executes another program, and when its last thread ends. */
 static __always_inline void stacks_gone(u64 task)
 {
-	u32 pid = stack_pid(task);
+	u32 pid = own_pid(task);
 
 	pythons.delete(&pid);
 }
@@ -273,7 +245,7 @@ static __always_inline void stack_walk(struct python *python, u64 state, struct 
 static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 ret)
 {
 	u64 task = bpf_get_current_task(), fs = 0, state = 0, thread = bpf_get_current_pid_tgid();
-	u32 pid = stack_pid(task), zero = 0;
+	u32 pid = own_pid(task), zero = 0;
 	struct python *python = pythons.lookup(&pid);
 	struct stack_walk walk = { .status = STACK_UNKNOWN };
 	struct stack_new new = { .key.ret = ret, .key.process = t->process, .pid = pid };

@@ -113,7 +113,7 @@ class Stacks:
             "NATIVE_STACKS": int(self._unwind),
             "PID_NAMESPACE": 0 if namespace == _INITIAL_PID_NAMESPACE else namespace,
             "TASK_FSBASE": btf.offset("task_struct", "thread.fsbase"),
-            "TASK_TGID": btf.offset("task_struct", "tgid"),
+            "TASK_PID": btf.offset("task_struct", "pid"),
             "TASK_GROUP_LEADER": btf.offset("task_struct", "group_leader"),
             "TASK_THREAD_PID": btf.offset("task_struct", "thread_pid"),
             "PID_LEVEL": btf.offset("pid", "level"),
