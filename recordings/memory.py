@@ -140,10 +140,8 @@ def memory_at(session: Session, t: int, since: int | None = None) -> Memory:
     kinds = _kinds(session, then, now)
     stacks = _stacks(then, now)
     explained = sum(s.live for s in stacks)
-    return Memory(
-        t, since, kinds, stacks, _ages(session, now),
-        max(sum(k.live for k in kinds) - explained, 0),
-    )  # fmt: skip
+    ages = _ages(session, now)
+    return Memory(t, since, kinds, stacks, ages, max(now.counted - explained, 0))
 
 
 class _State:
@@ -153,8 +151,12 @@ class _State:
         self.t = t
         rows = ending(session, cuda.GPU_MEMORY, t - STATE, t)
         self.kinds = {_key(r, "process", "kind"): r for r in last_of(rows, "process", "kind")}
-        rows = ending(session, cuda.GPU_STACK, t - STATE, t)
-        self.stacks = self.held(last_of(rows, "process", "stack", "kind"))
+        stacks = ending(session, cuda.GPU_STACK, t - STATE, t)
+        self.stacks = self.held(last_of(stacks, "process", "stack", "kind"))
+        # Stacks are looked at less often: compare with what was live when they were.
+        looked = stacks["t"][-1] if len(stacks) else t
+        then = last_of(rows[rows["t"] <= looked], "process", "kind")
+        self.counted = sum(then["live"].tolist())
 
     def held(self, rows: Rows) -> Rows:
         """``rows`` but those of which a later row says that the process holds nothing of that kind

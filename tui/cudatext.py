@@ -35,8 +35,8 @@ def cuda_lines(observer: Observer, glyphs: Glyphs, width: int) -> list[str]:
         amounts = f"{units.size(row.live)} live, {units.change(row.grown)}"
         mark = glyphs.alert if row.leaks else " "
         lines.append(f"{mark} {leak}{amounts}, {row.text}, {process}")
-    whole = [row for row in rows if not row.depth][:PROCESSES]
-    for row in whole:
+    whole = sorted((row for row in rows if not row.depth and row.live), key=lambda r: -r.live)
+    for row in whole[:PROCESSES]:
         name, _, rest = row.text.partition(": ")
         lines.append(f"  {name}: {units.size(row.live)} on device, {rest}")
     lines.append(f"launches: {launches.total}")

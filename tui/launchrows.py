@@ -92,7 +92,8 @@ class _Seen:
             text = f"{self.who.process(launches.process).label} {row.text}".lower()
             if all(word in text for word in words):
                 parts.setdefault(launches.process, []).append(row)
-        few = len(parts) <= FEW or bool(words) or asked.all_open
+        alive = sum(not self.who.process(id).ended for id in parts)
+        few = alive <= FEW or bool(words) or asked.all_open
         whole = [self._process(id, of, few, asked) for id, of in parts.items()]
         rows: list[LaunchRow] = []
         for row, of in sorted(whole, key=lambda pair: order(pair[0])):

@@ -144,7 +144,7 @@ class MemoryRows:
         for node, id in roots.items():
             if not words and id in whole:
                 sums[node, (0, 1, 3)] = whole[id]
-        opened = len(roots) <= FEW
+        opened = int((sums[list(roots), 0] > 0).sum()) <= FEW
 
         def order(node: int) -> tuple[float, ...]:
             live, grown, aged, blocks, _, rate, _ = sums[node].tolist()
@@ -174,7 +174,7 @@ class MemoryRows:
             process = moment.who.process(id)
             rows.append(_process_row(row, moment, memory, process, asked.kind))
             rest = sums[branch.node] - below[branch.node]
-            if row.opened and rest[0] > 0:
+            if row.opened and rest[0] > 0 and not memory.whole:
                 rows.append(_rest_row(branch.node, rest))
         return tuple(rows), more
 
@@ -243,7 +243,7 @@ def _by_process(kinds: Sequence[KindMemory]) -> dict[int, tuple[int, int, int]]:
     out: dict[int, tuple[int, int, int]] = {}
     for k in kinds:
         live, grown, blocks = out.get(k.process, (0, 0, 0))
-        if k.live or k.grown or k.allocs or k.blocks:
+        if k.live or k.grown or k.blocks:
             out[k.process] = (live + k.live, grown + k.grown, blocks + k.blocks)
     return out
 
@@ -316,6 +316,6 @@ def _notes(moment: Moment, memory: Memory, findings: Findings) -> tuple[str, ...
     young = [u for u in findings.unjudged if not moment.who.process(u.process).ended]
     if young:
         label = moment.who.process(young[0].process).label
-        others = f" and {len(young) - 1} others" if len(young) > 1 else ""
-        notes.append(f"{label}{others}: not seen for long enough to tell whether it leaks")
+        others = f" and {len(young) - 1} more" if len(young) > 1 else ""
+        notes.append(f"{label}{others}: not seen for long enough to tell of leaks")
     return tuple(notes)

@@ -90,7 +90,7 @@ def test_bytes_of_no_stack_are_told(host: CudaHost) -> None:
     stack = host.stack(1, ["load@w.py:1"])
     stack.alloc(host.now, MIB)
     host.run(20)
-    host.session.append("gpu.memory", t=host.now + 1, dt=1, process=1, live=3 * MIB)
+    host.session.append("gpu.memory", t=host.now, dt=1, process=1, live=3 * MIB)
     host.session.refresh()
     at = memory_at(host.session, host.now + 1)
     assert at.unexplained == 2 * MIB
