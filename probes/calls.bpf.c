@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Calls that can block: how long, on what stream, how much. */
 
-#define CALLS_MOST 256 /* copies of one batch that are added up */
+#define CALLS_MOST 1024 /* copies of one batch that are added up */
 
 RING(cuda_call, 256);
 
