@@ -323,7 +323,7 @@ def test_own_agent_ends_when_its_recorder_is_killed(here: Box, tmp_path: Path) -
     until(lambda: path.exists() and last(path, "softirq.cpu"), "rows are written")
     (own,) = here.commands() - {process.pid}
     ours = programs.held_by(own)
-    assert len(ours) == 7
+    assert len(ours) > 7
     process.kill()
     process.communicate()
     until(lambda: not here.pids(), "its agent has ended", timeout=6)
