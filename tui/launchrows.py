@@ -142,7 +142,7 @@ class _Seen:
         if process.ended and process.ended <= self.moment.at:
             text += " (ended)"
         waiting = sum(c.process == id for c in self.open.values())
-        text += f": {waiting} thread{'s'[: waiting > 1]} waiting" if waiting else ""
+        text += f": {units.count(waiting, 'thread')} waiting" if waiting else ""
         busy = [c for c in self.calls if c.process == id and c.busy][:MAX_CALLS]
         said = [self._call(c) for c in busy]
         said += [self._gap(g, named=True) for g in self.gaps if g.process == id][:MAX_SAID]
@@ -188,7 +188,7 @@ class _Seen:
         busy = [f"{units.digits(n)} in {kind}" for kind, n in inside.items() if n >= 0.005]
         blocked = f", threads {', '.join(busy)}" if busy else ""
         return (
-            f"{processes} process{'es' if processes != 1 else ''}, {len(self.threads)} threads: "
+            f"{units.count(processes, 'process')}, {units.count(len(self.threads), 'thread')}: "
             f"{units.si(rate)} launches/s{blocked}"
         )
 

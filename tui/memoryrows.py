@@ -282,7 +282,7 @@ def _rest_row(node: int, rest: Amounts) -> MemoryRow:
 
 def _total(memory: Memory, leaks: Sequence[Leak]) -> str:
     n = len({k.process for k in memory.kinds if k.live})
-    found = f"{n} process{'es' if n != 1 else ''}: {_sums(memory.kinds, memory)}"
+    found = f"{units.count(n, 'process')}: {_sums(memory.kinds, memory)}"
     if leaks:
         rate = units.size(sum(k.rate for k in leaks))
         found = f"{len(leaks)} LEAK{'S' if len(leaks) > 1 else ''} {rate}/s  {found}"

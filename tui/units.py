@@ -95,6 +95,11 @@ def span(ns: int) -> str:
     return f"{sign}{seconds}s"
 
 
+def count(n: int, what: str) -> str:
+    """``1 process``, ``2 processes``, ``3 threads``"""
+    return f"{n} {what}" + ("" if n == 1 else "es" if what.endswith("s") else "s")
+
+
 def speed(value: float) -> str:
     """``x4``, ``x1/8``"""
     return f"x{value:g}" if value >= 1 else f"x1/{1 / value:g}"
