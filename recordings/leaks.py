@@ -56,7 +56,7 @@ class Leak:
 
     ``rate`` and ``block_rate`` are bytes and blocks per second over these, ``grown`` the bytes,
     ``live`` and ``blocks`` what was there at the end.  ``place`` is the frame to name it by: the
-    innermost one that stacks of the process which do not leak have not.
+    innermost one that no stack has which does not leak.
     """
 
     process: int
@@ -110,7 +110,8 @@ def find_leaks(
             unjudged.append(Unjudged(levels.process, max(stop - levels.first, 0)))
         else:
             judged.append(levels.process)
-            leaks += _of_process(levels.merged(stacks), first, last, thresholds, stacks)
+            leaks += _of_process(levels.merged(stacks), first, last, thresholds)
+    leaks = _named(leaks, held, stacks)
     leaks.sort(key=lambda leak: (-leak.rate, leak.process, leak.stack))
     return Findings(tuple(leaks), tuple(unjudged), tuple(judged), left_out)
 
@@ -128,9 +129,7 @@ def _shortest(levels: Levels, th: Thresholds) -> int:
     return -(-th.window // levels.width)
 
 
-def _of_process(
-    levels: Levels, first: int, last: int, th: Thresholds, stacks: Stacks
-) -> list[Leak]:
+def _of_process(levels: Levels, first: int, last: int, th: Thresholds) -> list[Leak]:
     """The newest windows are as long as the time allows; where the floor did not rise in these,
     they are tried at half the length, and so on: a leak may have begun late."""
     found: dict[int, Leak] = {}
@@ -141,14 +140,18 @@ def _of_process(
             if i not in found:
                 found[i] = _leak(levels, i, last, per, float(grown[i]), th)
         per = max(per // 2, least) if per > least else 0
-    if not found:
+    return list(found.values())
+
+
+def _named(leaks: list[Leak], held: list[Levels], stacks: Stacks) -> list[Leak]:
+    """``leaks`` with their places."""
+    if not leaks:
         return []
-    other = {key[1] for i, key in enumerate(levels.keys) if i not in found}
-    other -= {leak.stack for leak in found.values()}
-    common = {frame.id for stack in other for frame in stacks.frames(stack)}
-    return [
-        replace(leak, place=where(stacks.frames(leak.stack), common)) for leak in found.values()
-    ]
+    leaking = {stacks.same(leak.stack) for leak in leaks}
+    others = {stack for levels in held for _, stack, _ in levels.keys}
+    others = {stack for stack in others if stacks.same(stack) not in leaking}
+    common = {frame.id for stack in others for frame in stacks.frames(stack)}
+    return [replace(leak, place=where(stacks.frames(leak.stack), common)) for leak in leaks]
 
 
 def _rising(

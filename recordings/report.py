@@ -64,6 +64,7 @@ class _Report:
             "processes": self.processes(),
             **self.leaks(),
             "growing": self.growing(),
+            "unexplained": 0 if self.memory.whole else self.memory.unexplained,
             "gaps": self.gaps(),
             "slow_calls": self.slow_calls(),
             "open_calls": self.open_calls(),
@@ -181,9 +182,7 @@ class _Report:
     def growing(self) -> list[dict[str, Any]]:
         """The stacks that hold most more at the end than at the start."""
         rows = sorted(self.memory.stacks, key=lambda s: -s.grown)[: self.limit]
-        known: dict[int, set[int]] = defaultdict(set)
-        for row in self.memory.stacks[:MAX_STACKS]:
-            known[row.process].add(row.stack)
+        known = {row.stack for row in self.memory.stacks[:MAX_STACKS]}
         return [
             {
                 "process": self.who.process(row.process).label,
@@ -194,7 +193,7 @@ class _Report:
                 "blocks": row.blocks,
                 "grown": row.grown,
                 "age_s": row.age / SECOND,
-                **self._stack(row.stack, known[row.process]),
+                **self._stack(row.stack, known),
             }
             for row in rows
             if row.grown > 0
@@ -247,12 +246,10 @@ class _Report:
 
 def _memory(memory: Memory, process: int) -> dict[str, Any]:
     kinds = [k for k in memory.kinds if k.process == process]
-    stacks = sum(s.live for s in memory.stacks if s.process == process)
     return {
         "live": sum(k.live for k in kinds if k.device),
         "grown": sum(k.grown for k in kinds if k.device),
         "kinds": [{n: v for n, v in asdict(k).items() if n != "process"} for k in kinds],
-        "unexplained": max(sum(k.live for k in kinds) - stacks, 0),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from dsprobe.agent.commands import damage
 from dsprobe.agent.commands.errors import GATE, Failure
 from dsprobe.agent.commands.moment import interval
+from dsprobe.agent.commands.save import ALL
 from dsprobe.recordings import wire
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.filesession import open_file
@@ -38,13 +39,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _history(path: str) -> LiveSession:
     """What the running agent remembers."""
-    live = LiveSession(Connection(path, history=None, follow=False))
-    while live.live and not live.caught_up:
-        if not live.wait(SILENT_SECONDS) and live.live:
-            live.close()
-            raise Failure(f"the agent at {path} says nothing", "restart it")
-    if not live.caught_up:
-        raise Failure(f"the agent at {path} did not tell all: {'; '.join(live.problems)}")
+    connection = Connection(path, history=None, follow=False)
+    live = LiveSession(connection)
+    while live.live and live.wait(SILENT_SECONDS):
+        pass
+    if connection.ended != ALL:
+        live.close()
+        why = connection.ended or f"it said nothing for {SILENT_SECONDS:.0f} s"
+        raise Failure(f"the agent at {path} did not tell all it remembers: {why}")
     return live
 
 
@@ -53,6 +55,7 @@ def _report(session: Session, args: argparse.Namespace) -> int:
     start, end = interval(session, args.start, args.end) if args.start or args.end else (0, 1 << 63)
     start, end = max(start, first - 1, 0), min(end, last)  # rows count that end after start
     said = report(session, start, end, _thresholds(args), args.top)
+    said["problems"] = [p for p in said["problems"] if p != ALL]
     print(json.dumps(said, indent=2) if args.json else "\n".join(map(_printable, _lines(said))))
     sys.stdout.flush()
     return GATE if args.fail_on == "leak" and said["leaks"] else 0
@@ -150,6 +153,8 @@ def _growing(said: dict[str, Any]) -> list[str]:
         f"{g['kind']} memory live in {g['blocks']:,} blocks, {nanoseconds(g['age_s'] * 1e9)} old"
         for g in rows
     ]
+    if said["unexplained"]:
+        lines.append(f"  {size(said['unexplained'])} more are live of which no stack is known here")
     title = "Other stacks that grew" if leaking else "Stacks that grew"
     return [f"{title} (which alone is no leak):", *lines, ""] if lines else []
 
@@ -205,8 +210,6 @@ def _memory(memory: dict[str, Any], ended: bool) -> list[str]:
             f"{k['allocs']:,} allocations, {k['frees']:,} frees"
             + "".join(f", {text}" for text in more)
         )
-    if memory["unexplained"] > memory["live"] / 100:
-        lines.append(f"  {size(memory['unexplained'])} of it are of no stack that is known here")
     return lines
 
 
