@@ -156,15 +156,18 @@ class Process:
                 except Gone:
                     continue
 
-    def open(self, r: Range) -> int:
-        """A descriptor of the file that ``r`` maps.  Raises OSError; may block on a slow disk."""
+    def open(self, r: Range) -> tuple[int, os.stat_result]:
+        """A descriptor of the file that ``r`` maps, and what fstat(2) says of it.  Raises OSError;
+        may block, on a slow disk or on a file system of the process's own making."""
         # O_PATH first: opening a device that calls itself a library would have effects.
         entry = os.open(f"map_files/{r.low:x}-{r.high:x}", os.O_PATH | os.O_CLOEXEC,
                         dir_fd=self._fd)  # fmt: skip
         try:
-            if not stat.S_ISREG(os.fstat(entry).st_mode):
+            status = os.fstat(entry)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError("not a regular file")
-            return os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            return os.open(f"/proc/self/fd/{entry}", flags), status
         finally:
             os.close(entry)
 

@@ -18,6 +18,7 @@ from dsprobe.probes.native.child import MAX_ASKED
 from dsprobe.probes.native.frames import NativeFrame, Registers
 from dsprobe.probes.native.link import ChildLost, Link
 from dsprobe.probes.native.maps import VDSO, Gone, Maps, Process, Range
+from dsprobe.probes.native.sandbox import MAX_CPU_S
 
 MAX_TARGETS = 512
 MAX_FILES = 3500  # open in the child
@@ -154,6 +155,10 @@ class Resolver:
 
     def _retried(self, action: Callable[[], _Result]) -> _Result:
         """``action``, again after a file that killed the child was put aside."""
+        if self._link is not None and self._link.cpu() > MAX_CPU_S / 2:
+            # Before its limit ends it in the middle of a file that has nothing to do with it.
+            self._link.end()
+            self._after_loss(ChildLost("it is renewed", 0))
         for _ in range(TRIES - 1):
             try:
                 return action()
@@ -264,10 +269,9 @@ class Resolver:
         if (r.device, r.inode) in self._avoid or len(self._files) >= MAX_FILES:
             return None
         try:
-            fd = self._watched((r.device, r.inode), lambda: process.open(r))
+            fd, s = self._watched((r.device, r.inode), lambda: process.open(r))
         except OSError:
             return None
-        s = os.fstat(fd)
         key = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
         file = self._files.get(key)
         if file is not None:

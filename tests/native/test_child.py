@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dsprobe.probes.native.link import Link
 from dsprobe.probes.native.maps import Process, Range
 from dsprobe.probes.native.symbolizer import Symbolizer
 from tests.native.targets import (
@@ -242,7 +243,7 @@ def test_a_file_that_hangs_when_opened_is_left_out(
     let_go = threading.Event()
     opened = Process.open
 
-    def hanging(self: Process, r: Range) -> int:
+    def hanging(self: Process, r: Range) -> tuple[int, os.stat_result]:
         if r.path == str(stuck):
             let_go.wait()
         return opened(self, r)
@@ -267,3 +268,18 @@ def test_a_file_that_hangs_when_opened_is_left_out(
             assert any("libc_start" in f.function for f in later.frames)
     finally:
         let_go.set()
+
+
+def test_a_child_that_has_worked_for_long_is_renewed(
+    chain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its CPU limit would end it in the middle of some file, which would be blamed."""
+    with running(chain) as process, symbolizer() as s:
+        snapshot = Snapshot.read(process)
+        assert "innermost" in functions(s, snapshot, chain)
+        first = s.child
+        used = Link.cpu
+        monkeypatch.setattr(Link, "cpu", lambda it: 3000.0 if it.pid == first else used(it))
+        assert unwind(s, snapshot).frames[1].function == "innermost"
+        assert s.child != first
+        assert not alive(first)

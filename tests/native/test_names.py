@@ -189,3 +189,14 @@ def test_another_program_of_the_same_process_is_not_mixed_in(tmp_path: Path) -> 
         new = answer(s, "new")
     assert not {f.module for f in old.frames} & {str(second)}
     assert "innermost" in [f.function for f in new.frames]
+
+
+def test_a_process_whose_first_thread_has_ended(tmp_path: Path) -> None:
+    path = build(tmp_path / "leaderless", "leaderless.c", "-pthread")
+    with running(path) as process, symbolizer() as s:
+        snapshot = Snapshot.read(process)
+        assert Path(f"/proc/{process.pid}/maps").read_bytes() == b""
+        found = ask(s, snapshot, snapshot.truth)
+    functions = [f.function for f in found.frames]
+    assert functions[:2] == ["survivor", "work"]
+    assert found.note == ""

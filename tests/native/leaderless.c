@@ -1,0 +1,28 @@
+/* A program that goes on after its first thread has ended. */
+#include "snapshot.h"
+
+static pthread_t first;
+
+__attribute__((noipa)) static int survivor(void)
+{
+	pthread_join(first, 0);
+	usleep(100000); /* until the kernel has taken its memory from it */
+	take_snapshot();
+	return 1;
+}
+
+static void *work(void *unused)
+{
+	(void)unused;
+	survivor();
+	_exit(0);
+}
+
+int main(void)
+{
+	pthread_t thread;
+
+	first = pthread_self();
+	pthread_create(&thread, 0, work, 0);
+	pthread_exit(0);
+}
