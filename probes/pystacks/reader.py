@@ -50,8 +50,9 @@ class Reader:
     def _alive(self) -> bool:
         """Whether a thread works; a new one is started where it hangs."""
         worker = self._worker
+        self._hanging = [w for w in self._hanging if w.since]
         if worker and worker.since and self._clock() - worker.since > SECONDS:
-            self._hanging = [w for w in (*self._hanging, worker) if w.since]
+            self._hanging.append(worker)
             worker = self._worker = None
         if worker is None and len(self._hanging) < MAX_HANGING:
             worker = self._worker = _Worker()
