@@ -49,6 +49,12 @@ class Cuda(Protocol):
         """Where to put probes, without those on returns if not ``returns``, and rows of
         META_PLACEMENT as if all of them could be put there."""
 
+    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
+        """Of these probes those on returns are about to be taken off."""
+
+    def without_returns(self, uprobes: Iterable[Uprobe]) -> None:
+        """Those of these that are on returns are taken off."""
+
 
 @dataclass
 class Library:
@@ -63,6 +69,7 @@ class Library:
     users: set[int] = field(default_factory=set)
     since: int = 0
     returns: bool = True
+    uprobes: Sequence[Uprobe] = ()
     empty: int = 0
 
 
@@ -183,12 +190,13 @@ class Libraries:
             self._tell(library, "missing", library.error)
             return
         errors: list[tuple[Uprobe, str]] = []
-        # An entry's program must be there before a return is redirected to its own.
-        for which, returns in ((ENTRY, False), (RETURN, True)):
+        # A call that is entered in between is then not seen; the other way round it would look as
+        # if it went on for ever.
+        for which, returns in ((RETURN, True), (ENTRY, False)):
             these = [u for u in uprobes if u.returns == returns]
             if these:
                 errors += self._tracer.attach_library((library.key, which), fd, these)
-        library.since = time.monotonic_ns()
+        library.since, library.uprobes = time.monotonic_ns(), uprobes
         places = {f.offset + driver.entries[name].offset: name
                   for name, f in driver.functions.items() if name in driver.entries}  # fmt: skip
         self._placed(library, placement, {places[u.offset]: why for u, why in errors})
@@ -238,10 +246,14 @@ class Libraries:
         """From 6.11 on a probed function returns through a system call, for which a filter that
         does not know it kills the process.  Probes go into all processes: all go without."""
         library.returns = False
-        if library.since:
-            self._tracer.detach_library((library.key, RETURN))
-            self._tell(library, "attached", f"on entry only since process {pid} maps it, whose"
-                       " seccomp filter may kill it at a probe on a return")  # fmt: skip
+        self._plans = [p for p in self._plans if p.uprobes is not library.uprobes]
+        # Copies of the same build share their plan, and so go with it.
+        for x in [x for x in self if x.since and x.uprobes is library.uprobes]:
+            x.returns = False
+            self._tracer.detach_library((x.key, RETURN))
+            self._cuda.without_returns(x.uprobes)
+            self._tell(x, "attached", f"on entry only since process {pid} maps it, whose seccomp"
+                       " filter may kill it at a probe on a return")  # fmt: skip
 
     def _tell(self, library: Library, status: str, reason: str) -> None:
         self.coverage.append(Coverage(self._cuda.name, library.name, status, reason))

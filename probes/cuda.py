@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -172,12 +172,10 @@ class Cuda(BpfProbe):
             self._pending.append((META_STRING, rows))
         return number
 
-    def names(self, cookies: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """``meta.string`` ids of the functions that these cookies of uprobes stand for."""
-        names: npt.NDArray[np.uint32] = self._table["name"][
-            np.minimum(cookies, len(self._table) - 1)
-        ]
-        return names
+    def functions(self, cookies: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
+        """Rows of ``cuda_functions`` that these cookies of uprobes stand for."""
+        rows: npt.NDArray[Any] = self._table[np.minimum(cookies, len(self._table) - 1)]
+        return rows
 
     def library(self, driver: Driver, returns: bool = True) -> tuple[list[Uprobe], Rows]:
         """Probes for a library, and where they sit (``meta.placement``).
@@ -228,6 +226,16 @@ class Cuda(BpfProbe):
         if leave and returns:
             probes.append(Uprobe(leave, at, row, returns=True))
         return probes
+
+    def without_returns(self, uprobes: Iterable[Uprobe]) -> None:
+        """Probes on the returns of these are taken off: no call of theirs is left open."""
+        rows = np.array(sorted({u.cookie for u in uprobes}), int)
+        self._table["flags"][rows] |= int(Flag.ENTRY_ONLY)
+
+    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
+        """Returns of these functions are not traced any more: their calls are counted, and open
+        none."""
+        self._table["flags"][[u.cookie for u in uprobes]] |= Flag.ENTRY_ONLY
 
     # -- who is traced -------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ class Counter(BpfProbe):
         self.seen: list[tuple[int, Driver]] = []
         self.attached: list[Driver] = []
         self.returns: list[bool] = []
+        self.narrowed: set[int] = set()
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         return {"TASK_TGID": need_btf(btf).offset("task_struct", "tgid")}
@@ -80,6 +81,12 @@ class Counter(BpfProbe):
             attached=1, cheap=[driver.entries[n].emulated for n in names],
         ) if names else META_PLACEMENT.empty()  # fmt: skip
         return uprobes, rows
+
+    def without_returns(self, uprobes: Iterable[Uprobe]) -> None:
+        self.narrowed = {u.cookie for u in uprobes}
+
+    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
+        pass
 
     def counts(self, what: str = "entries") -> dict[str, int]:
         """Hits so far of every function that had any."""

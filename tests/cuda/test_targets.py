@@ -478,6 +478,7 @@ def test_a_filtered_process_that_comes_later_takes_returns_off(
                 == true_counts(first.truth, since=attached(w)[0])["cuMemAlloc_v2"]
             )
             assert "cuDriverGetVersion" not in counter.counts("returns")
+            assert counter.narrowed == set(counter.numbers.values())
 
 
 def returns_of(load: Callable[[Target], None], target: Target, counter: Counter) -> bool:
