@@ -14,10 +14,12 @@ from dsprobe.probes.native.symbolizer import Symbolizer
 from dsprobe.probes.stacks import Stacks
 from dsprobe.probes.tracer import Tracer
 from dsprobe.recordings.cudastreams import FRAME_KINDS
+from dsprobe.recordings.filesession import open_file
 from tests.cuda.tracing import Tracing
 from tests.native.targets import Snapshot, build, build_id
 from tests.simgpu.build import libcuda
 from tests.simgpu.run import environment
+from tests.support.box import box
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc", "g++", "readelf")]
@@ -95,3 +97,27 @@ def test_all_callers_of_an_allocation(tmp_path: Path, program: Path) -> None:
 def test_without_the_option_the_caller_alone(tmp_path: Path, program: Path) -> None:
     _, frames, _ = frames_of_allocation(tmp_path / "truth", program, unwind=False)
     assert [f["function"] for f in frames] == ["pool::Segment::grow(unsigned long)"]
+
+
+def test_record_with_the_option(tmp_path: Path, program: Path) -> None:
+    """The whole way: an agent that finds the program while it runs, and a file."""
+    with box() as here:
+        path = tmp_path / "r.mcap"
+        env = environment(tmp_path / "truth")
+        with subprocess.Popen([program, "1000"], env=env) as process:
+            try:
+                code, _, err = here.run(
+                    "record", "-o", str(path), "--native-stacks", "--probes", "memory",
+                    "--pid", str(process.pid), "--duration", "4s",
+                )  # fmt: skip
+            finally:
+                process.kill()
+        assert code == 0, err
+    with open_file(str(path)) as f:
+        stacks, frames = (f.read(s, 0, 1 << 62) for s in ("meta.stack", "meta.frame"))
+        allocated = f.read("gpu.alloc", 0, 1 << 62)
+    names = dict(zip(frames["id"].tolist(), frames["function"], strict=True))
+    number = allocated["stack"][allocated["stack"] > 0][-1]
+    functions = [names[i] for i in stacks["frame"][stacks["id"] == number].tolist()]
+    assert functions[0] == "pool::Segment::grow(unsigned long)"
+    assert functions.index("compare(void const*, void const*)") < functions.index("main")

@@ -13,7 +13,7 @@ template <typename T> static T driver(const char *name)
 	return reinterpret_cast<T>(dlsym(library, name));
 }
 
-static volatile int opaque;
+static volatile int opaque; // how often to allocate without saying by whom
 
 namespace pool {
 struct Segment {
@@ -22,15 +22,16 @@ struct Segment {
 		unsigned long long address = 0;
 		int result = driver<int (*)(unsigned long long *, size_t)>("cuMemAlloc_v2")(&address, bytes);
 
-		take_snapshot();
+		if (!opaque)
+			take_snapshot();
 		return result;
 	}
 };
 
 __attribute__((noipa)) int refill(const std::vector<size_t> &sizes)
 {
-	volatile char room[300] = {1};
-	return Segment().grow(sizes[0]) + room[opaque];
+	volatile char room[300] = {0};
+	return Segment().grow(sizes[0]) + room[opaque & 255];
 }
 } // namespace pool
 
@@ -39,7 +40,7 @@ static int compare(const void *, const void *)
 	return pool::refill({1 << 20});
 }
 
-int main()
+int main(int argc, char **argv)
 {
 	int two[2] = {1, 2};
 	void *context = nullptr;
@@ -48,6 +49,11 @@ int main()
 	    driver<int (*)(void **, int)>("cuDevicePrimaryCtxRetain")(&context, 0) ||
 	    driver<int (*)(void *)>("cuCtxSetCurrent")(context))
 		return 3;
-	qsort(two, 2, sizeof *two, compare);
+	opaque = argc > 1 ? atoi(argv[1]) : 0;
+	do {
+		qsort(two, 2, sizeof *two, compare);
+		if (opaque)
+			usleep(20000);
+	} while (opaque && --opaque);
 	return 0;
 }
