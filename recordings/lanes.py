@@ -18,9 +18,7 @@ from dsprobe.recordings.lane import (
     worst_cpu,
     worst_quantile,
 )
-from dsprobe.recordings.lane import Values as _Values
 
-Values = _Values
 NET_RX = st.VECTORS.index("NET_RX")
 
 _IRQ, _TCP, _SOCK, _BUSY = (

@@ -13,6 +13,8 @@ from dsprobe.recordings.session import Session
 
 MAX_DEPTH = 512
 """Frames of one stack that are looked at, from the innermost on."""
+MAX_FRAMES = 2_000_000
+"""Of all stacks: more are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Stacks:
         self._stacks: dict[int, dict[int, int]] = {}
         self._frames: dict[int, Frame] = {}
         self._first: dict[tuple[int, ...], int] = {}
+        self._held = 0
 
     def refresh(self) -> None:
         """Take in what has been said since."""
@@ -67,8 +70,10 @@ class Stacks:
         rows = last_of_ids(cuda.META_STACK, self._rows.rows())
         columns = (rows[name].tolist() for name in ("id", "depth", "frame"))
         for id, depth, frame_id in zip(*columns, strict=True):
-            if depth < MAX_DEPTH:
-                self._stacks.setdefault(id, {})[depth] = frame_id
+            if depth < MAX_DEPTH and self._held < MAX_FRAMES:
+                stack = self._stacks.setdefault(id, {})
+                self._held += depth not in stack
+                stack[depth] = frame_id
 
     def frames(self, id: int) -> tuple[Frame, ...]:
         """Frames of stack ``id``, the innermost first; of one that nobody explains, a status."""

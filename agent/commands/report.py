@@ -138,6 +138,7 @@ def _unjudged(said: dict[str, Any]) -> list[str]:
 
 
 MAX_NAMED = 8
+MAX_COMMAND = 300
 MAX_FRAMES = 12
 
 
@@ -170,7 +171,10 @@ def _process(p: dict[str, Any]) -> list[str]:
         p["python"] and f"Python {'' if p['python'][0].isdigit() else 'stacks: '}{p['python']}",
         p["ended"] and f"ended {p['ended']}",
     ]
-    lines = [f"{p['label']}  {p['command']}".rstrip(), "  " + ", ".join(f for f in facts if f)]
+    lines = [
+        f"{p['label']}  {p['command'][:MAX_COMMAND]}".rstrip(),
+        "  " + ", ".join(f for f in facts if f),
+    ]
     lines += [f"  {line}" for line in _memory(p["memory"], bool(p["ended"]))]
     for name, b in p["blocked"].items():
         if b["busy_s"]:
