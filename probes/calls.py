@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from dsprobe.probes.cuda import Cuda
-from dsprobe.probes.functions import Class
+from dsprobe.probes.functions import Class, Flag
 from dsprobe.probes.probe import Batch, BpfProbe, Program
 from dsprobe.recordings.cudastreams import CUDA_CALL, CUDA_OPEN
 from dsprobe.recordings.model import Rows
@@ -57,10 +57,13 @@ class Calls(BpfProbe):
         level = np.arange(calls.shape[1])
         is_open = (level < threads["depth"][:, None]) & (calls["t"] + OPEN_NS <= now)
         which, depth = np.nonzero(is_open)
+        them = calls[which, depth]
+        functions = self._cuda.functions(them["cookie"])
+        seen = functions["flags"] & Flag.ENTRY_ONLY == 0  # else nobody would say that it returned
+        which, them, functions = which[seen], them[seen], functions[seen]
         if not len(which):
             return CUDA_OPEN.empty()
-        them = calls[which, depth]
         return CUDA_OPEN.rows(
             t=[now] * len(which), process=threads["process"][which], thread=threads["id"][which],
-            function=self._cuda.names(them["cookie"]), since=them["t"],
+            function=functions["name"], since=them["t"],
         )  # fmt: skip

@@ -235,7 +235,7 @@ class Cuda(BpfProbe):
     def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
         """Returns of these functions are not traced any more: their calls are counted, and open
         none."""
-        self._table["flags"][[u.cookie for u in uprobes]] |= Flag.ENTRY_ONLY
+        self._table["flags"][[u.cookie for u in uprobes]] |= np.uint32(Flag.ENTRY_ONLY)
 
     # -- who is traced -------------------------------------------------------------------------
 

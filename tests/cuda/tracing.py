@@ -37,6 +37,7 @@ class Tracing:
             uprobes, _ = self.cuda.library(driver.read(fd, str(path)), returns)
             errors = self.tracer.attach_library(str(path), fd, uprobes)
             assert not errors
+            self.uprobes = uprobes
         finally:
             os.close(fd)
 
@@ -112,11 +113,13 @@ def family(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def tracing(
-    *probes: type[BpfProbe], flavour: str = "driver", everybody: bool = False
+    *probes: type[BpfProbe], flavour: str = "driver", everybody: bool = False,
+    unwind: bool = False,
 ) -> Iterator[Tracing]:
     """``probes`` and Cuda, in the simulated driver of a flavour.  Tests that run at the same time
     share that library, so only processes of this test are seen, unless ``everybody`` is."""
     cuda = Cuda()
+    cuda.stacks.unwind = unwind
     tracer = Tracer([cuda, *(kind() for kind in probes)])
     try:
         missing = [c for c in tracer.load() if c.status != "attached"]
