@@ -46,6 +46,7 @@ def cuda_lines(observer: Observer, glyphs: Glyphs, width: int) -> list[str]:
 
 def _body(observer: Observer, screen: MemoryScreen | LaunchesScreen) -> TreeBody:
     observer.screen = screen
-    body = observer.look().body
+    while (body := observer.look().body).pending:
+        pass
     assert isinstance(body, TreeBody)
     return body

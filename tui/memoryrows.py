@@ -31,6 +31,7 @@ LEAKS_OVER = 600 * SECOND
 LEAKS_EVERY = 10 * SECOND
 MANY = 1000
 """Where there are more stacks, leaks are looked for once a minute: it takes that much longer."""
+NOTHING = Findings((), (), (), 0)
 MAX_ROWS = 1000
 FEW = 3
 """So many processes are open from the start."""
@@ -78,18 +79,19 @@ class MemoryRows:
     def __init__(self) -> None:
         self._session: Session | None = None
         self._tree: StackTree
-        self._leaks: tuple[int, Findings] | None = None
+        self._found = (-1, NOTHING)
+        self._wanted = -1
         self._names: dict[tuple[int, ...], tuple[str, tuple[Frame, ...]]] = {}
 
     def look(self, asked: Asked, moment: Moment) -> TreeBody:
         """The memory at ``moment``."""
         moment.stacks.refresh()
         if self._session is not moment.session:
-            self._session, self._leaks = moment.session, None
+            self._session, self._found, self._wanted = moment.session, (-1, NOTHING), -1
             self._tree, self._names = StackTree(moment.stacks), {}
         since, growth = _since(asked, moment)
         memory = memory_at(moment.session, moment.at, since)
-        findings = self.findings(moment, len(memory.stacks))
+        findings, pending = self._findings(moment, len(memory.stacks))
         kinds = KINDS[asked.kind]
         leaks = [leak for leak in findings.leaks if leak.kind in kinds]
         rows, more = self._rows(asked, moment, memory, leaks)
@@ -97,21 +99,30 @@ class MemoryRows:
             _total(memory, leaks),
             f"{asked.kind} memory, {growth}",
             rows,
-            _notes(moment, memory, findings),
+            _notes(moment, memory, findings) + (("leaks are being looked for",) if pending else ()),
             more,
             empty(asked.filter, "memory", moment, f"no {asked.kind} memory is allocated"),
+            pending,
         )
 
-    def findings(self, moment: Moment, stacks: int = 0) -> Findings:
-        """The leaks up to ``moment``, or to a little before: they are looked for now and then, at
-        the same moments in a live session as in a replay of it."""
+    def _findings(self, moment: Moment, stacks: int) -> tuple[Findings, bool]:
+        """The leaks up to ``moment``, or to a little before, and whether they are yet to be found.
+
+        They are looked for now and then, at the same moments in a live session as in a replay of
+        it; and only at a second look, as that reads minutes: a playhead that moves does not wait.
+        """
         every = LEAKS_EVERY if stacks <= MANY else 6 * LEAKS_EVERY
         at_end = not moment.session.live and moment.at >= moment.end
         at = moment.at if at_end else moment.at - moment.at % every
-        if self._leaks is None or self._leaks[0] != at:
-            start = max(at - LEAKS_OVER, moment.begin)
-            self._leaks = (at, find_leaks(moment.session, start, at, moment.stacks))
-        return self._leaks[1]
+        if self._found[0] == at:
+            return self._found[1], False
+        if self._wanted != at:
+            self._wanted = at
+            near = 0 <= at - self._found[0] <= 2 * every
+            return self._found[1] if near else NOTHING, True
+        start = max(at - LEAKS_OVER, moment.begin)
+        self._found = (at, find_leaks(moment.session, start, at, moment.stacks))
+        return self._found[1], False
 
     def _rows(
         self, asked: Asked, moment: Moment, memory: Memory, leaks: Sequence[Leak]

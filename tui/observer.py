@@ -149,7 +149,8 @@ class Observer:
             begin = self.player.start
             moment = Moment(self.session, self._timeline, scale, window, begin, end, at, self._who,
                             self._stacks, markers)  # fmt: skip
-            self._body = (key, screen.look(asked, moment))
+            body = screen.look(asked, moment)
+            self._body = (key if not body.pending else None, body)
         return self._body[1]
 
 

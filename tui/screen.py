@@ -56,6 +56,11 @@ class Moment:
 class Body:
     """What one screen shows, frozen; each has its own."""
 
+    @property
+    def pending(self) -> bool:
+        """Whether another look at the same moment will know more."""
+        return False
+
 
 class Screen(ABC):
     """``id`` is the action that chooses it, ``hints`` its own actions that are used most.

@@ -42,6 +42,7 @@ class TreeBody(Body):
     notes: tuple[str, ...]
     more: int
     empty: str
+    pending: bool = False
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,8 @@ class Viewer(App[None], inherit_bindings=False):
         if message.snapshot is not None:
             self.control.snapshot = message.snapshot
             self.shown += 1
+            if message.snapshot.body.pending:
+                self.request()
         self.paint()
 
     def on_resize(self, event: events.Resize) -> None:
