@@ -90,7 +90,7 @@ class Stacks:
         self, symbolizer: Symbolizer | None = None, unwind: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._symbolizer, self._unwind, self._clock = symbolizer, unwind, clock
+        self._symbolizer, self.unwind, self._clock = symbolizer, unwind, clock
         self._reader = Reader(clock)
         self._naming = Naming(self._reader)
         self._table = FrameTable()
@@ -110,7 +110,7 @@ class Stacks:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         return {
             "STACKS": stackrecords.STACKS,
-            "NATIVE_STACKS": int(self._unwind),
+            "NATIVE_STACKS": int(self.unwind),
             "PID_NAMESPACE": 0 if namespace == _INITIAL_PID_NAMESPACE else namespace,
             "TASK_FSBASE": btf.offset("task_struct", "thread.fsbase"),
             "TASK_PID": btf.offset("task_struct", "pid"),
@@ -232,7 +232,7 @@ class Stacks:
             p.keys.append(record["hash"].tobytes() + record["ret"].tobytes()
                           + record["native"].tobytes() + process.to_bytes(8, "little"))  # fmt: skip
             stack = self._waiting[number] = _Stack(record, self._clock())
-            if not self._unwind:
+            if not self.unwind:
                 self._ask(number, stack)
 
     def _ask(self, number: int, stack: _Stack) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,15 @@ PYTHON, NATIVE, STATUS = FRAME_KINDS
 class Load:
     """A Python program on the simulated driver that waits at gates (workloads/options.py)."""
 
-    def __init__(self, python: Python, folder: Path, module: str, *words: str,
-                 prefix: Sequence[str] = (), **popen: Any) -> None:  # fmt: skip
+    def __init__(
+        self, python: Python, folder: Path, module: str, *words: str,
+        prefix: Sequence[str] = (), env_more: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.process = subprocess.Popen(
-            [*prefix, *python.command("-m", module, *words)], env=environment(folder),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen,
+            [*prefix, *python.command("-m", module, *words)],
+            env=environment(folder) | dict(env_more or {}),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def gate(self) -> str:
@@ -94,8 +97,8 @@ def synchronisations(it: Tracing, pids: set[int]) -> list[int]:
     """Stacks of cuCtxSynchronize in these processes."""
     ids = {int(r["id"]) for r in it.rows("meta.process") if int(r["ns_pid"]) in pids}
     names = it.names()
-    return [int(r["stack"]) for r in it.rows("cuda.call")
-            if int(r["process"]) in ids and names[int(r["function"])] == "cuCtxSynchronize"]  # fmt: skip
+    calls = [r for r in it.rows("cuda.call") if int(r["process"]) in ids]
+    return [int(r["stack"]) for r in calls if names[int(r["function"])] == "cuCtxSynchronize"]
 
 
 def told(row: dict[str, Any]) -> list[Place]:
@@ -103,8 +106,13 @@ def told(row: dict[str, Any]) -> list[Place]:
     return [(qualified or name, file, line) for name, qualified, file, line in row["frames"]]
 
 
-def compare(it: Tracing, load: Load, least: int) -> dict[int, list[tuple[str, Any]]]:
-    """Every stack of a load against its truth, of which there must be ``least``; all stacks."""
+def compare(
+    it: Tracing, load: Load, least: int, waits: bool = True
+) -> dict[int, list[tuple[str, Any]]]:
+    """Every stack of a load against its truth, of which there must be ``least``; all stacks.
+
+    ``waits``: those of synchronisations too.
+    """
     truth = load.truth()
     pids = {row["pid"] for row in truth}
     allocated = [r for r in truth if r["symbol"] == "cuMemAlloc_v2" and r["bytes"] != 4096]
@@ -122,6 +130,8 @@ def compare(it: Tracing, load: Load, least: int) -> dict[int, list[tuple[str, An
     got = Counter((size, tuple(places(stacks[s]))) for size, s in allocations(it, pids))
     want = Counter((r["bytes"], tuple(told(r))) for r in allocated)
     assert got == want
+    if not waits:
+        return {s: stacks[s] for _, s in allocations(it, pids)}
     got_waits = Counter(tuple(places(stacks[s])) for s in synchronisations(it, pids))
     assert got_waits == Counter(tuple(told(r)) for r in waited)
     return {s: stacks[s] for _, s in allocations(it, pids)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsprobe.probes.calls import Calls
+from dsprobe.probes.elf import ElfError, Library
 from dsprobe.probes.memory import Memory
 from tests.cuda.stackview import (
     NATIVE,
@@ -24,6 +26,8 @@ from tests.cuda.stackview import (
     told,
 )  # fmt: skip
 from tests.cuda.tracing import Tracing, tracing
+from tests.simgpu import truth
+from tests.simgpu.run import environment, workload
 from tests.support import pythons
 from tests.support.pythons import Python
 from tests.support.wait import until
@@ -96,11 +100,11 @@ def test_deeper_than_is_kept(it: Tracing, python: Python, tmp_path: Path) -> Non
     pids = {load.process.pid}
     until(lambda: (it.step(), allocations(it, pids))[1], "its allocations have come")
     stacks = _settled(it, pids)
-    truth = {r["bytes"]: told(r) for r in load.truth()}
+    told_by_size = {r["bytes"]: told(r) for r in load.truth()}
     for size, stack in allocations(it, pids):
         got = places(stacks[stack])
         assert 100 < len(got) <= 128
-        assert got == truth[size][: len(got)]
+        assert got == told_by_size[size][: len(got)]
         assert said(stacks[stack]) == ["deeper than 128 Python frames"]
     load.end()
 
@@ -144,19 +148,112 @@ def test_target_in_a_pid_namespace(it: Tracing, own: Python, tmp_path: Path) -> 
     load.go()
     assert load.gate() == "done"
     load.end()
-    truth = [r for r in load.truth() if r["symbol"] == "cuMemAlloc_v2" and r["bytes"] != 4096]
-    until(lambda: (it.step(), len(_by_size(it, truth)) == len(truth))[1], "they have come")
-    stacks = _settled(it, {r["pid"] for r in truth})
-    got = _by_size(it, truth)
-    for row in truth:
+    want = [r for r in load.truth() if r["symbol"] == "cuMemAlloc_v2" and r["bytes"] != 4096]
+    until(lambda: (it.step(), len(_by_size(it, want)) == len(want))[1], "they have come")
+    stacks = _settled(it, {r["pid"] for r in want})
+    got = _by_size(it, want)
+    for row in want:
         assert told(row) in [places(stacks[s]) for s in got[row["bytes"]]]
 
 
-def _by_size(it: Tracing, truth: list[dict[str, int]]) -> dict[int, list[int]]:
+def _by_size(it: Tracing, rows: list[dict[str, int]]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for size, stack in allocations(it, {r["pid"] for r in truth}):
+    for size, stack in allocations(it, {r["pid"] for r in rows}):
         found.setdefault(size, []).append(stack)
     return found
+
+
+def run_until_done(it: Tracing, load: Load) -> None:
+    load.go()
+    until(lambda: (it.step(), _ready(load))[1], "it has done its work")
+    assert load.gate() == "done"
+    load.end()
+
+
+def test_a_version_that_is_not_known(it: Tracing, own: Python, tmp_path: Path) -> None:
+    """A Python that says it is another: its stacks say why they are not read, and no more."""
+    program = tmp_path / "python3.11"
+    shutil.copy(own.program, program)
+    with program.open("r+b") as f:
+        library = Library(f.fileno())
+        address = library.addresses("Py_Version")["Py_Version"]
+        offset = next(o for o in range(0, program.stat().st_size, 4096)
+                      if _address(library, o) == address // 4096 * 4096)  # fmt: skip
+        f.seek(offset + address % 4096)
+        f.write((0x031402F0).to_bytes(8, "little"))
+    load = Load(
+        Python("3.11", str(program)), tmp_path, "tests.simgpu.workloads.stacks", "gate=1",
+        "repeat=1", env_more={"PYTHONHOME": "/usr"},
+    )  # fmt: skip
+    assert load.gate() == "ready"
+    reason = "Python 3.20.2 is not known; those from 3.10 to 3.15 are"
+    assert it.cuda.stacks.process_seen(load.process.pid) == reason
+    run_until_done(it, load)
+    pids = {load.process.pid}
+    until(lambda: (it.step(), allocations(it, pids))[1], "its allocations have come")
+    stacks = _settled(it, pids)
+    for _, stack in allocations(it, pids):
+        assert places(stacks[stack]) == []
+        assert said(stacks[stack]) == [reason]
+    them = it.rows("meta.process")
+    assert set(them[them["pid"] == load.process.pid]["python"]) == {reason}
+
+
+def _address(library: Library, offset: int) -> int:
+    try:
+        return library.address_of(offset)
+    except ElfError:
+        return -1
+
+
+def test_before_it_was_looked_at(it: Tracing, own: Python, tmp_path: Path) -> None:
+    """Stacks from before say so; those after are whole."""
+    load = Load(own, tmp_path, "tests.simgpu.workloads.stacks", "gate=1", "repeat=1")
+    assert load.gate() == "ready"
+    load.go()  # nobody has looked at it: that happens when its first call has been seen
+    assert load.gate() == "done"
+    load.end()
+    pids = {load.process.pid}
+    until(lambda: (it.step(), allocations(it, pids))[1], "its allocations have come")
+    stacks = _settled(it, pids)
+    for _, stack in allocations(it, pids):
+        assert places(stacks[stack]) == []
+        assert said(stacks[stack]) == ["Python not looked at yet"]
+
+
+def test_a_program_without_python(it: Tracing, tmp_path: Path) -> None:
+    """Its caller, and nothing about Python."""
+    process = subprocess.Popen(
+        workload("forks", children=1, count=5, gate=1), env=environment(tmp_path),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline()
+    assert it.cuda.stacks.process_seen(process.pid) == ""
+    process.communicate("")
+    pids = {p.pid for p in truth.read_all(tmp_path)}
+    until(lambda: (it.step(), allocations(it, pids))[1], "its allocations have come")
+    stacks = _settled(it, pids)
+    for _, stack in allocations(it, pids):
+        assert stacks[stack][0][0] == NATIVE
+        assert not [x for x in said(stacks[stack]) if "Python" in x]  # it may have ended
+
+
+def test_native_frames_below_python(own: Python, tmp_path: Path) -> None:
+    """With unwinding: how Python came to call the driver, down to the interpreter."""
+    with tracing(Memory, unwind=True) as it:
+        load = Load(own, tmp_path, "tests.simgpu.workloads.stacks", "gate=1", "repeat=1",
+                    "shapes=plain,through_c,generator,thread")  # fmt: skip
+        assert load.gate() == "ready"
+        it.cuda.stacks.process_seen(load.process.pid)
+        run_until_done(it, load)
+        stacks = compare(it, load, 9, waits=False)
+        for stack in stacks.values():
+            modules = [r["module"] for kind, r in stack if kind == NATIVE]
+            assert len(modules) >= 3, "libffi and _ctypes are between the driver and Python"
+            assert any("_ctypes" in m for m in modules)
+            assert not any(m == own.program for m in modules[1:])
+            assert said(stack) == []
 
 
 def test_traced_from_a_pid_namespace() -> None:
