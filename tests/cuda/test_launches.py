@@ -20,6 +20,8 @@ from tests.simgpu import truth
 from tests.simgpu.run import environment, workload
 from tests.simgpu.scenario import Scenario, parse
 from tests.simgpu.target import OUT, Target
+from tests.support.agents import watched
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
 
@@ -277,3 +279,33 @@ def test_a_million_launches_a_second_are_all_counted(tmp_path: Path) -> None:
         rates = f"{alone['per_second']:.0f}/s alone, {told['per_second']:.0f}/s traced"
         print(f"\n{n} launches: {rates}"
               f" ({slower:.2f} times as long)")  # fmt: skip
+
+
+def test_an_agent_says_that_it_sheds_and_when_that_is_over(tmp_path: Path) -> None:
+    fast = parse({"gpu": {"kernel_us": 0.01}, "library": {"log_launches": False}})
+    with watched("launches") as w:
+        child = subprocess.Popen(
+            workload("launches", count=1_000_000, gate=1), env=environment(tmp_path, fast),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdin
+        assert child.stdout
+        for word in ("begun", "ready"):
+            assert child.stdout.readline().strip() == word
+            if word == "ready":
+                until(lambda: w.coverage()["launches", ""].status == "attached", "it is found")
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        until(lambda: w.coverage()["launches", ""].status == "shed", "shedding is said")
+        assert f"process {child.pid}:" in w.coverage()["launches", ""].reason
+        child.communicate("go\n", timeout=60)
+        until(lambda: w.coverage()["launches", ""].status == "attached", "it is over")
+        w.stop()
+        (process,) = truth.read_all(tmp_path)
+        mine = last(w.rows("meta.process"), pid=process.pid)["id"]
+        threads = w.rows("cuda.thread")
+        threads = threads[threads["process"] == mine]
+        single = w.rows("cuda.launch")
+        single = single[single["process"] == mine]
+        assert threads["count"].sum() == process.calls("cuLaunchKernel") == 1_000_000
+        assert len(single) + threads["shed"].sum() == 1_000_000
