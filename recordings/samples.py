@@ -35,9 +35,17 @@ def earliest(rows: Rows, late: int) -> int:
 
 
 def ending(session: Session, stream: Stream, after: int, until: int) -> Rows:
-    """Rows that end in (after, until]; none where they lack fields they need."""
+    """Rows that end in (after, until], with the fields of ``stream`` alone: a later version may
+    have written more.  None where they lack fields they need."""
     rows = session.read(stream.name, max(after, -1) + 1, until + 1)
-    return rows if fits(stream, rows) else stream.empty()
+    if not fits(stream, rows):
+        return stream.empty()
+    if rows.dtype == stream.dtype:
+        return rows
+    known = np.empty(len(rows), stream.dtype)
+    for name in stream.by_name:
+        known[name] = rows[name]
+    return known
 
 
 SLAB = 60 * 10**9
