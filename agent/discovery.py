@@ -53,9 +53,11 @@ class Discovery:
         self._fast: bool | None = None
         """Whether the scan that goes on is one at full speed; None: none does."""
         self._wanted = True
-        self._earliest = self._cpus_at = 0
+        self._earliest = self._started = self._cpus_at = 0
         self.busy = True
         """Whether something is soon to be found."""
+        self.reading = False
+        """Whether libraries are being read that were found already."""
         self.lost = 0
         """Records of mappings that were lost so far; each loss is followed by a scan."""
 
@@ -90,18 +92,22 @@ class Discovery:
         self.busy = bool(self._told) or bool(self._fast)
         self._told.clear()
         coverage = self._leave_out()
+        self.reading = self._search.reading
         given = list(self._search.take())
         for g in given:
-            if isinstance(g, Scanned):
+            if isinstance(g, Scanned) and g.began >= self._started:
                 if self._fast:
                     self._earliest = now + max(AGAIN_NS, 10 * g.busy)
                 self._fast = None
         self._schedule(now)
         return given, coverage
 
-    def scan(self) -> None:
-        """Ask for a scan at full speed that begins after now."""
+    def scan(self, at_once: bool = False) -> None:
+        """Ask for a scan at full speed that begins after now; ``at_once``: however soon after the
+        one before."""
         self._wanted = True
+        if at_once:
+            self._fast, self._earliest = None, 0
 
     def look(self, pid: int) -> None:
         """Look at one process again."""
@@ -129,9 +135,11 @@ class Discovery:
     def _schedule(self, now: int) -> None:
         if self._wanted and not self._fast and now >= self._earliest:
             self._wanted, self._fast = False, True
+            self._started = time.monotonic_ns()
             self._search.scan()
         elif self._fast is None:
             self._fast = False
+            self._started = time.monotonic_ns()
             self._search.scan(self._round)
 
     def _listen(self, mask: int = 0) -> None:

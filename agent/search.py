@@ -151,6 +151,11 @@ class Search:
                 yield self._given.get_nowait()
 
     @property
+    def reading(self) -> bool:
+        """Whether libraries are being read, whose processes are told of then."""
+        return bool(self._reading)
+
+    @property
     def hangs_at(self) -> int:
         """The process whose files do not answer; 0 while all do."""
         pid, since = self._looking_at, self._since
@@ -309,13 +314,13 @@ class Search:
         self._asked.put(known)
 
     def _learnt(self, known: _Known) -> None:
-        self._reading.discard(known.key)
         self._known[known.key] = known
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         later, self._later = self._later, set()
         for pid in later:
             self._look(pid)
+        self._reading.discard(known.key)  # last: while there are any, more is to be found
 
     def _probed(self, mapped: driver.Mapped, read: Driver) -> bool:
         for name in _PROBED:

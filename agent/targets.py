@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,8 @@ class Targets:
         self._processes: dict[int, Process] = {}
         self._wanted: frozenset[int] = frozenset()
         """Who was asked for so far; BPF adds children and takes off what ends."""
-        self._all_wanted = not pids
+        self._all_wanted = 0 if pids else 1
+        """Since when it is known who is wanted; 0: not yet."""
         self._strangers: set[int] = set()
         self._errors: dict[int, str] = {}
         self._over = False
@@ -134,8 +136,8 @@ class Targets:
             probe.want(new)
             self._discovery.tree(self._pids)
         else:
-            self._all_wanted = True
-            self._discovery.scan()
+            self._all_wanted = time.monotonic_ns()
+            self._discovery.scan(at_once=True)
 
     def _found(self, f: Found) -> None:
         assert self._discovery
@@ -194,7 +196,8 @@ class Targets:
 
     def _scanned(self, s: Scanned) -> None:
         assert self._libraries
-        self._looked, self._closed = s.looked, s.closed
+        if self._all_wanted and s.began > self._all_wanted:
+            self._looked, self._closed = s.looked, s.closed
         for pid, process in list(self._processes.items()):
             if pid not in s.users and process.t < s.began:
                 self._drop(pid)
@@ -211,12 +214,18 @@ class Targets:
         if not status or (status, reason) == self._said:
             return []
         self._said = status, reason
-        return [Coverage(lane, "", status, "; ".join(x for x in (reason, note) if x))
-                for lane, note in self._lanes.items()]  # fmt: skip
+        return [self.state_of(lane) for lane in self._lanes]
+
+    def state_of(self, lane: str) -> Coverage:
+        """What holds for a probe: as was said last, and attached where it needs no library."""
+        note = self._lanes.get(lane)
+        status, reason = self._said if note is not None and self._said[0] else ("attached", "")
+        return Coverage(lane, "", status, "; ".join(x for x in (reason, note or "") if x))
 
     def _state(self) -> tuple[str, str]:
         """A word of STATUSES, "" while it is not known, and the reason."""
         assert self._libraries
+        d = self._discovery
         if any(x.since and not x.error for x in self._libraries):
             if self._over or self._libraries.over:
                 most = f"{MAX_PROCESSES:,} processes and {MAX_LIBRARIES} libraries"
@@ -225,7 +234,7 @@ class Targets:
         for x in self._libraries:
             if x.error:
                 return "missing", f"{x.name} cannot be traced: {x.error}"
-        if not self._looked or not self._all_wanted:
+        if not self._looked or not self._all_wanted or (d and d.reading):
             return "", ""
         begins = "lanes begin when one does"
         if not self._pids:
