@@ -8,6 +8,7 @@ from dsprobe.tui.actions import ACTIONS, on_screen
 from dsprobe.tui.glyphs import ASCII
 from dsprobe.tui.treescreen import TreeBody
 from tests.tui.cudascene import BOOT, MIB, SECOND, Scene, recording
+from tests.tui.golden import compare
 from tests.tui.rig import Rig, drive
 from tests.tui.scenario import live
 
@@ -239,3 +240,14 @@ async def test_lanes_of_cuda_fold_where_nothing_uses_it() -> None:
         assert "no process uses CUDA" not in rig.text
 
     await drive(Rig(session), script)
+
+
+@pytest.mark.parametrize(("key", "name"), [("2", "memory"), ("3", "launches")])
+async def test_the_picture_is_the_one_it_was(key: str, name: str) -> None:
+    """With its colours."""
+
+    async def script(rig: Rig) -> None:
+        await rig.press(key)
+        compare.svg(f"{name}-80x24.tsv", rig.app.export_screenshot())
+
+    await drive(at_end(Rig(recording(150))), script)
