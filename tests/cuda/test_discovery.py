@@ -103,8 +103,8 @@ def test_what_was_lost_is_found_by_a_scan(hosts: Hosts, monkeypatch: pytest.Monk
         monkeypatch.setattr(discovery.Mappings, "take", lambda _: discovery_seen(0))
         pid = hosts.hold()
         monkeypatch.setattr(discovery.Mappings, "take", lambda _: discovery_seen(1))
-        until(lambda: seen(counter) == {pid}, "it is found", 5)
-        assert len(attached(w)) == 1
+        until(lambda: attached(w), "it is found", 5)
+        assert seen(counter) == {pid}
 
 
 def discovery_seen(lost: int) -> object:
