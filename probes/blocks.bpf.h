@@ -224,8 +224,18 @@ static __always_inline void memory_minus(u32 process, struct memory_block *b)
 	memory_sub(&total->all, b);
 }
 
-/* Enter a block into the table, or have user space keep it.  One that is there already has been freed
- * without our seeing it, or with its context. */
+/* A block that finds no room here is for user space to keep. */
+static __always_inline void memory_overflow(struct memory_key *k, struct memory_block *b)
+{
+	memory_note(NOTE_OVERFLOWED);
+	if (!memory_tell(LEDGER_ADD, k, b, 0, 0, 0)) {
+		memory_note(NOTE_LOST);
+		memory_minus(k->process, b); /* when it is freed nobody will know */
+	}
+}
+
+/* Enter a new block into the table.  One that is there already has been freed without our seeing it,
+ * or with its context. */
 static __always_inline void memory_keep(struct memory_key *k, struct memory_block *b)
 {
 	if (!memory_blocks.insert(k, b))
@@ -239,11 +249,7 @@ static __always_inline void memory_keep(struct memory_key *k, struct memory_bloc
 		if (!memory_blocks.update(k, b))
 			return;
 	}
-	memory_note(NOTE_OVERFLOWED);
-	if (!memory_tell(LEDGER_ADD, k, b, 0, 0, 0)) {
-		memory_note(NOTE_LOST);
-		memory_minus(k->process, b); /* when it is freed nobody will know */
-	}
+	memory_overflow(k, b);
 }
 
 /* Take a block out of the table, if it is there and nobody else does. */

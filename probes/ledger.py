@@ -103,10 +103,10 @@ class Ledger:
                     self._count_out(process, block)
                 if not self._unmap(process, address, size, t) and not found:
                     self._miss(process, MAPPED)
-            elif block := self._blocks.get(key):
-                block.handles += (what == RETAIN) - (what == DROP)
-                block.maps += (what == MAP) - (what == UNMAP)
-                self._settle(key, block)
+            elif physical := self._blocks.get(key):
+                physical.handles += (what == RETAIN) - (what == DROP)
+                physical.maps += (what == MAP) - (what == UNMAP)
+                self._settle(key, physical)
             elif what == DROP:
                 self._miss(process, kind)
 
@@ -194,7 +194,7 @@ class Ledger:
 
 
 def _arrays(
-    table: Mapping[tuple[int, ...], list[int]], key: np.dtype[Any], columns: int
+    table: Mapping[Any, list[int]], key: np.dtype[Any], columns: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]:
     values = np.array(list(table.values()), np.int64).reshape(len(table), columns)
     return np.array(list(table), key), values.view(np.uint64)

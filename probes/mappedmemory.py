@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dsprobe.probes.hashmap import HashMap
 from dsprobe.probes.ledger import MAPPED, PHYSICAL, Block
@@ -54,6 +55,8 @@ class MappedMemory:
         return [_block(p)]
 
 
-def _block(b: object) -> Block:
-    get = b.__getitem__  # type: ignore[attr-defined]
-    return Block(*(int(get(n)) for n in ("bytes", "born", "stack", "context", "kind")), 0, 0, 0)
+def _block(b: Any) -> Block:
+    size, born, stack, context, kind = (
+        int(b[n]) for n in ("bytes", "born", "stack", "context", "kind")
+    )
+    return Block(size, born, stack, context, kind, 0, 0, 0)

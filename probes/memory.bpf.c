@@ -105,6 +105,32 @@ int memory_alloc_return(struct pt_regs *ctx)
 	return 0;
 }
 
+/* Addresses that somebody freed while another call had taken the block out, and when. */
+BPF_F_TABLE("lru_hash", struct memory_key, u64, memory_freed, 4096, 0);
+
+/* A free has failed: its block comes back, unless another free of it has worked meanwhile.  That one
+ * leaves word first and looks for the block then; here it is the other way round. */
+static __always_inline void memory_put_back(struct memory_key *k, struct memory_block *b, u64 since,
+					    struct memory_total *unknown)
+{
+	struct memory_block other = {};
+
+	if (memory_blocks.insert(k, b)) {
+		if (!memory_blocks.lookup(k)) {
+			memory_overflow(k, b);
+			return;
+		}
+		memory_minus(k->process, b); /* its address has been given again */
+	} else {
+		u64 *freed = memory_freed.lookup(k);
+		if (!freed || *freed < since || !memory_take(k, &other))
+			return;
+		memory_minus(k->process, &other);
+	}
+	if (unknown)
+		__sync_fetch_and_add(&unknown->unknown, -1);
+}
+
 int memory_free_begin(struct pt_regs *ctx)
 {
 	struct thread *t;
@@ -164,7 +190,7 @@ int memory_free_return(struct pt_regs *ctx)
 		__builtin_memcpy(&b, &c->a[1], sizeof(b));
 		k.space = memory_space(b.kind);
 	} else if (!held && !result) {
-		/* Another thread had taken it for a free that failed, and put it back. */
+		memory_freed.update(&k, &now);
 		struct memory_block *back = memory_blocks.lookup(&k);
 		if (back && back->born < c->t && memory_take(&k, &b))
 			held = HELD_BLOCK;
@@ -178,7 +204,7 @@ int memory_free_return(struct pt_regs *ctx)
 		if (open)
 			memory_share(open, 1);
 		else if (held == HELD_BLOCK)
-			memory_keep(&k, &b);
+			memory_put_back(&k, &b, c->t, memory_total(process, 0, f->memory));
 	} else if (held == HELD_BLOCK) {
 		memory_minus(process, &b);
 	} else if (!held &&

@@ -139,7 +139,8 @@ class Memory(BpfProbe):
         if len(self.ledger):
             self._short_until = now + LIVE_EVERY
         # Who lives is read last: whoever is in the sums lives then, or has ended.
-        stacks = self._stacks_map.read() if now >= self._next_stacks else None
+        due = now >= self._next_stacks
+        stacks = self._stacks_map.read() if due else None
         totals = self._totals_map.read()
         ends = self._ends_map.read()
         living = self._procs["id"][self._procs["ended"] == 0]
@@ -150,10 +151,11 @@ class Memory(BpfProbe):
         if stacks is None and len(dead):
             stacks = self._stacks_map.read()
         if stacks is not None:
-            self._next_stacks = now + STACKS_EVERY - SLACK
             keys, sums = self._by_stack(*stacks, *totals)
-            batches.append((GPU_STACK, self._tell_stacks(keys, sums, dead, start, now)))
+            batches.append((GPU_STACK, self._tell_stacks(keys, sums, dead, start, now, due)))
             self._bury(dead, totals[0], stacks[0])
+        if due:
+            self._next_stacks = now + STACKS_EVERY - SLACK
         batches.append((GPU_AGE, self._walk.step(now, self._gone, self._ended)))
         if self._walk.swept:
             self._retire(*self._walk.swept)
@@ -231,6 +233,8 @@ class Memory(BpfProbe):
         ended = np.isin(keys >> np.uint64(8), dead)
         _gone(sums, ended)
         place, told, t = self._memory.since(keys, start)
+        # Taken back where it turns out that two threads were freeing the same block.
+        sums[:, UNKNOWN] = np.maximum(sums[:, UNKNOWN], told[:, UNKNOWN])
         say = (sums != told).any(axis=1) | (now - t >= STACKS_EVERY - SLACK) | ended
         new = (sums - told)[say]
         rows = GPU_MEMORY.empty(len(new))
@@ -243,12 +247,16 @@ class Memory(BpfProbe):
         self._memory.forget(np.isin(self._memory.keys >> np.uint64(8), dead))
         return rows
 
-    def _tell_stacks(self, keys: Keys, sums: Sums, dead: Keys, start: int, now: int) -> Rows:
+    def _tell_stacks(
+        self, keys: Keys, sums: Sums, dead: Keys, start: int, now: int, due: bool
+    ) -> Rows:
+        """Of all processes where that is ``due``, else of those that have ended."""
         ended = np.isin(keys >> np.uint64(36), dead)
         _gone(sums, ended)
         place, told, t = self._told_stacks.since(keys, start)
         live, blocks = _live(sums)
         say = (sums != told).any(axis=1) | ((now - t >= LIVE_EVERY - SLACK) & (blocks > 0))
+        say &= due | ended
         new = (sums - told)[say]
         rows = GPU_STACK.empty(len(new))
         rows["t"], rows["dt"] = now, now - t[say]

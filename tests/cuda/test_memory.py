@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 
 from dsprobe.recordings.cudastreams import MEMORY_KINDS
 from tests.cuda.memoryhost import Host, Traced, tracing
+from tests.simgpu.run import environment
 from tests.simgpu.target import OUT, Target
 from tests.support.wait import until
 
@@ -262,6 +266,41 @@ def test_the_last_row_of_a_process(host: Host, tmp_path: Path, how: str) -> None
     }
     number = host.process(target.pid)
     until(lambda: _polled(host) and number not in host.processes_in_tables(), "tables are emptied")
+
+
+def test_a_process_that_becomes_another_program(host: Host, tmp_path: Path) -> None:
+    text = """
+        import os, sys
+        from tests.simgpu.driver import Driver
+        sys.stdin.readline()
+        driver = Driver()
+        driver.start()
+        for kind in ("cuMemAlloc_v2", "cuMemAlloc_v2"):
+            driver.get(kind, 4000)
+        print("allocated", flush=True)
+        sys.stdin.readline()
+        os.execlp("sh", "sh", "-c", "echo here; exec cat")
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)], env=environment(tmp_path), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdin
+    assert child.stdout
+    host.want(child.pid)
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "allocated\n"
+    host.poll()
+    assert host.live(child.pid) == {"device": (8000, 2)}
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "here\n"
+    host.poll()
+    assert child.poll() is None
+    assert host.live(child.pid) == {}
+    assert host.total(child.pid, "freed") == 8000
+    child.communicate(timeout=20)
 
 
 def _polled(host: Host) -> bool:

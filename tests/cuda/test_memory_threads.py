@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import pytest
 
 from tests.cuda.memoryhost import ByCaller, Host, Traced, really, tracing
 from tests.cuda.memorystorm import Storm
+from tests.simgpu import truth
+from tests.simgpu.run import environment
 from tests.simgpu.target import OUT
 
 pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
@@ -60,6 +65,55 @@ def test_a_storm(tmp_path: Path, sizes: dict[str, int], options: dict[str, int])
         storm.close()
         host.poll()
         assert host.live(storm.pid) == {}
+
+
+def test_two_threads_free_the_same_block(tmp_path: Path) -> None:
+    """One of them succeeds, whichever came in first."""
+    text = """
+        import ctypes, sys, threading
+        from tests.simgpu.driver import Driver
+        sys.stdin.readline()
+        driver = Driver()
+        ctx = driver.start()
+        free = driver.lib.cuMemFree_v2
+        meet = threading.Barrier(3)
+        blocks = [0]
+        def work():
+            driver.ok("cuCtxSetCurrent", ctx)
+            for _ in range(1500):
+                meet.wait()
+                free(ctypes.c_uint64(blocks[0]))
+                meet.wait()
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for t in threads:
+            t.start()
+        for i in range(1500):
+            blocks[0] = driver.get("cuMemAlloc_v2", 1000 + i)
+            meet.wait()
+            meet.wait()
+        for t in threads:
+            t.join()
+        print("done", flush=True)
+        sys.stdin.readline()
+    """
+    with tracing() as host:
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(text)], env=environment(tmp_path), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdin
+        assert child.stdout
+        host.want(child.pid)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "done\n"
+        host.poll()
+        assert really(truth.of_pid(tmp_path, child.pid)) == {}
+        assert host.live(child.pid) == {}
+        assert host.total(child.pid, "frees") == host.total(child.pid, "failed") == 1500
+        assert host.total(child.pid, "unknown") == 0
+        assert not [x for x in host.losses if x.stream == "gpu.memory"]
+        child.communicate("\n", timeout=20)
 
 
 class Drawn:
