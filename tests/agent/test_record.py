@@ -148,7 +148,7 @@ def test_command_runs_as_who_called_sudo(here: Box, agent: Process, tmp_path: Pa
 
 @pytest.mark.parametrize("with_command", [False, True])
 def test_full_disk(here: Box, agent: Process, tmp_path: Path, with_command: bool) -> None:
-    small_disk(here, tmp_path, "32k")
+    small_disk(here, tmp_path, "96k")
     inside = str(tmp_path / "r.mcap")
     words = ["--", "sh", "-c", "read x; exit 4"] if with_command else []
     process = here.popen("record", "-o", inside, *words, stdin=subprocess.PIPE)
