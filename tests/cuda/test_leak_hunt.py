@@ -4,6 +4,7 @@ beside larger allocators that are stable and one that breathes."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from dsprobe.recordings.filesession import open_file
+from dsprobe.recordings.leaks import Thresholds, find_leaks
+from dsprobe.tui.text import once
 from tests.simgpu.run import environment, workload
 from tests.simgpu.scenario import parse
 from tests.simgpu.target import Target
@@ -24,8 +28,9 @@ pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
 
 DSPROBE = str(Path(sys.executable).with_name("dsprobe"))
 FAST = {"gpu": {"memory": "16GiB"}, "kernels": {"prefill": {"us": 20}, "decode_layer": {"us": 5}}}
-QPS, LEAK = 25, 128 << 10
+QPS, LEAK = 25, 256 << 10
 SECONDS = 26
+SECOND = 10**9
 QUICK = ("--warmup", "4s", "--window", "2s", "--min-growth", "1M")
 """A server would be watched for minutes; this one lives faster."""
 
@@ -54,6 +59,7 @@ def server(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
 class Hunt:
     """What the verbs printed of both servers, by verb."""
 
+    path: Path
     leaking: int
     healthy: int
     file: dict[str, Any]
@@ -89,8 +95,8 @@ def hunt(tmp_path_factory: pytest.TempPathFactory) -> Hunt:
         socket = agent.session.name
         done = run("record", "-o", out, "--duration", f"{SECONDS}s", "--socket", socket)
         assert done.returncode == 0, done.stderr
-        once = run("top", "--once", "--socket", socket, "--width", 200)
-        assert once.returncode == 0, once.stderr
+        top = run("top", "--once", "--socket", socket, "--width", 200)
+        assert top.returncode == 0, top.stderr
         live = run("report", "--socket", socket, "--json", *QUICK)
         assert live.returncode == 0, live.stderr
         assert leaking.poll() is None
@@ -98,10 +104,8 @@ def hunt(tmp_path_factory: pytest.TempPathFactory) -> Hunt:
     file = run("report", out, "--json", *QUICK)
     assert file.returncode == 0, file.stderr
     text = run("report", out, "--fail-on", "leak", *QUICK)
-    return Hunt(
-        leaking.pid, healthy.pid, json.loads(file.stdout), json.loads(live.stdout), text.stdout,
-        once.stdout, text.returncode,
-    )  # fmt: skip
+    said = (json.loads(done.stdout) for done in (file, live))
+    return Hunt(out, leaking.pid, healthy.pid, *said, text.stdout, top.stdout, text.returncode)
 
 
 @pytest.mark.parametrize("source", ["file", "memory"])
@@ -150,6 +154,21 @@ def test_top_shows_both_servers_and_the_stacks_of_the_leak(hunt: Hunt) -> None:
     assert "Engine._remember_prefix" in hunt.once
     for pid in (hunt.leaking, hunt.healthy):
         assert f":{pid}: " in hunt.once
+
+
+def test_top_names_the_leak_first(hunt: Hunt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text, of the file; and as for report, leaks are told sooner than usual."""
+    # The screen looks every ten seconds only, so less is left of the time.
+    quick = Thresholds(warmup=3 * SECOND, window=SECOND * 3 // 2)
+    found = functools.partial(find_leaks, thresholds=quick)
+    monkeypatch.setattr("dsprobe.tui.memoryrows.find_leaks", found)
+    with open_file(hunt.path) as session:
+        lines = once(session, 200).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("GPU memory: "))
+    assert "1 LEAK " in lines[at]
+    assert "LEAK " in lines[at + 1]
+    assert "Engine._remember_prefix" in lines[at + 1]
+    assert not [line for line in lines[at + 2 :] if "LEAK" in line]
 
 
 def test_launches_and_waits_are_told(hunt: Hunt) -> None:
