@@ -70,7 +70,7 @@ def repeat(target: Throwaway, name: str, times: int) -> int:
 def _per_call(target: Throwaway, function: int, times: int) -> float:
     """ns per call, the fastest of a few loops."""
     runs = (
-        target.ask("time", loop=_LOOP, function=function, times=times)[0]["took"]
+        int(target.ask("time", loop=_LOOP, function=function, times=times)[0]["took"])
         for _ in range(_REPEAT)
     )
     return min(runs) / times

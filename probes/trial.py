@@ -222,7 +222,7 @@ class Bench:
 
     def _deaths(self, copy: int, names: Sequence[str]) -> set[str]:
         """Functions that kill a process without any probe."""
-        left, dead = list(names), set()
+        left, dead = list(names), set[str]()
         for _ in range(DEATHS):
             try:
                 with process(copy) as target:
@@ -237,7 +237,7 @@ class Bench:
 
     def _faults(self, copy: int, driver: Driver, placed: Mapping[str, Placement]) -> dict[str, str]:
         """What is wrong with each of the placements that do not work."""
-        left, faults = dict(placed), {}
+        left, faults = dict(placed), dict[str, str]()
         for _ in range(DEATHS):
             try:
                 return faults | self._round(copy, driver, left)
