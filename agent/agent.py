@@ -235,8 +235,9 @@ class Agent:
         self._lose(now, losses)
         if probe.shortage != self._short.get(probe.name, ""):
             self._short[probe.name] = probe.shortage
-            status = "shed" if probe.shortage else "attached"
-            self._cover([Coverage(probe.name, "", status, probe.shortage)])
+            full = self._targets.state_of(probe.name)
+            short = Coverage(probe.name, "", "shed", probe.shortage)
+            self._cover([short if probe.shortage else full])
 
     def _take(self, worker: Worker) -> None:
         changed = worker.changed()
