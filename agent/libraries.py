@@ -6,7 +6,6 @@ gets its probes once, and with them every process that maps it now or later.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,14 +79,6 @@ class _Plan:
     returns: bool
     uprobes: list[Uprobe]
     placement: Rows
-
-
-def refused(machine: str = "") -> str:
-    """Why no uprobes are used on this machine; empty where they are."""
-    machine = machine or platform.machine()
-    if machine == "x86_64":
-        return ""
-    return f"uprobes are not used on {machine}, where a process may not go on as before after one"
 
 
 class Libraries:

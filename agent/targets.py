@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dsprobe.agent.discovery import Discovery
-from dsprobe.agent.libraries import MAX_LIBRARIES, Cuda, Libraries, refused
+from dsprobe.agent.libraries import MAX_LIBRARIES, Cuda, Libraries
 from dsprobe.agent.search import Found, Key, Scanned, Tree
 from dsprobe.probes.probe import Batch, BpfProbe
 from dsprobe.probes.tracer import Coverage, Tracer
@@ -59,7 +59,7 @@ class Targets:
 
     def begin(self) -> list[Coverage]:
         """Look for targets, while programs are still being compiled."""
-        if self._probe is None or refused():
+        if self._probe is None:
             return []
         self._discovery = Discovery(self._selector, self._probe.name)
         return self._discovery.begin()
@@ -72,15 +72,16 @@ class Targets:
         """
         probe = self._probe
         on = [p for p in self._tracer.probes if probe and _needs(type(p), type(probe))]
-        if probe is None or not on:
-            self.close()
+        if probe is None:
             return list(loaded)
+        if not on:
+            self.close()
+            why = "no probe of CUDA calls works here"
+            return [*loaded, Coverage(probe.name, "discovery", "off", why)]
         names = {p.name for p in on}
         said = [c for c in loaded if not c.program and c.status == "attached"]
         self._lanes = {c.probe: c.reason for c in said if c.probe in names}
         rest = [c for c in loaded if c.program or c.probe not in self._lanes]
-        if not self._discovery:
-            return rest + [Coverage(name, "", "missing", refused()) for name in self._lanes]
         self._libraries = Libraries(self._tracer, probe)
         if self._pids:
             self._want(probe, self._pids)
@@ -90,6 +91,11 @@ class Targets:
         """Take up what was found: what changed, and rows of ``meta.placement``."""
         if not (self._discovery and self._libraries and self._probe):
             return [], []
+        running = {p.name for p in self._tracer.probes}
+        if self._probe.name not in running:  # it was taken off
+            self.close()
+            return [], []
+        self._lanes = {lane: note for lane, note in self._lanes.items() if lane in running}
         strangers = self._probe.strangers()
         for pid in strangers - self._strangers:
             self._discovery.look(pid)

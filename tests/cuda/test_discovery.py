@@ -16,6 +16,8 @@ import pytest
 from dsprobe.agent import discovery, libraries, search, targets
 from dsprobe.agent.search import Found, Scanned, Search
 from dsprobe.probes import driver
+from dsprobe.probes.btf import Btf
+from dsprobe.probes.probe import Unavailable
 from tests.cuda.counter import Counter
 from tests.cuda.test_targets import HOLD, attached, said
 from tests.simgpu import build
@@ -130,6 +132,23 @@ def test_where_the_kernel_may_not_be_asked_scans_do_it(
         )
         pid = hosts.hold()
         until(lambda: seen(counter) == {pid}, "it is found", 5)
+
+
+def test_without_programs_nobody_is_looked_for(hosts: Hosts) -> None:
+    class Broken(Counter):
+        def defines(self, btf: Btf | None) -> dict[str, int]:
+            raise Unavailable("this kernel is too old")
+
+    counter = Broken()
+    with watched(counter) as w:
+        hosts.hold()
+        said = w.coverage()
+        assert (said["counter", ""].status, said["counter", ""].reason) == (
+            "missing", "this kernel is too old",
+        )  # fmt: skip
+        assert said["counter", "discovery"].status == "off"
+        assert not [t for t in threading.enumerate() if t.name == "search"]
+    assert counter.seen == []
 
 
 def test_more_libraries_than_are_followed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
