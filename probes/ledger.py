@@ -19,6 +19,9 @@ from dsprobe.recordings.model import Field, Rows, Stream
 ADD, FREE, DROP, RETAIN, MAP, UNMAP, RANGE, REST = range(8)  # enum memory_entry
 PHYSICAL, MAPPED = MEMORY_KINDS.index("physical"), MEMORY_KINDS.index("mapped")
 
+PATIENCE = 5 * 10**9
+"""How long (ns) the return of a free may take to be seen."""
+
 ENTRIES = Stream(
     "memory.ledger",
     "Blocks that found no room in the kernel's table, and calls on such; not recorded.",
@@ -72,8 +75,9 @@ class Ledger:
         self.size = size
         self.mappings: Mappings
         self.lost = 0
-        self.replaced = 0
-        """Blocks whose address was given again, without a free that was seen."""
+        self._replaced: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        """Blocks whose address was given again before they were freed: when they were born, and
+        when what replaced them was."""
         self._blocks: dict[tuple[int, int, int], Block] = {}
         self._mapped: dict[int, set[int]] = {}
         """Addresses of mappings by process."""
@@ -103,18 +107,18 @@ class Ledger:
                     self._count_out(process, block)
                 if not self._unmap(process, address, size, t) and not found:
                     self._miss(process, MAPPED)
-            elif physical := self._blocks.get(key):
+            elif (physical := self._blocks.get(key)) and physical.born < t:
                 physical.handles += (what == RETAIN) - (what == DROP)
                 physical.maps += (what == MAP) - (what == UNMAP)
                 self._settle(key, physical)
             elif what == DROP:
-                self._miss(process, kind)
+                self._late(key, kind, t)
 
     def _add(self, key: tuple[int, int, int], block: Block) -> None:
         old = self._blocks.pop(key, None)
         if old:
             self._count_out(key[0], old)
-            self.replaced += 1
+            self._replaced.setdefault(key, []).append((old.born, block.born))
         if len(self._blocks) >= self.size:
             self._count_out(key[0], block)
             self.lost += 1
@@ -125,13 +129,33 @@ class Ledger:
 
     def _free(self, key: tuple[int, int, int], kind: int, t: int) -> None:
         block = self._blocks.get(key)
-        if block is None:
-            self._miss(key[0], kind)
-        elif block.born < t:
+        if block and block.born < t:
             del self._blocks[key]
             self._count_out(key[0], block)
-        else:  # its address was given again while it was being freed
-            self.replaced -= 1
+        else:
+            self._late(key, kind, t)
+
+    def _late(self, key: tuple[int, int, int], kind: int, t: int) -> None:
+        """A call that took its time: its address was given again before it returned, or it is of a
+        block that nobody knows."""
+        waiting = self._replaced.get(key, [])
+        for i, (born, _) in enumerate(waiting):
+            if born < t:
+                del waiting[i]
+                if not waiting:
+                    del self._replaced[key]
+                return
+        self._miss(key[0], kind)
+
+    def missed(self, now: int) -> int:
+        """Blocks that were replaced some time before ``now`` by others with the same address, and
+        whose free has not come since; each is told once."""
+        late = [(k, w) for k, v in self._replaced.items() for w in v if w[1] < now - PATIENCE]
+        for key, which in late:
+            self._replaced[key].remove(which)
+            if not self._replaced[key]:
+                del self._replaced[key]
+        return len(late)
 
     def _settle(self, key: tuple[int, int, int], physical: Block) -> None:
         if physical.handles <= 0 and physical.maps <= 0:
@@ -184,6 +208,7 @@ class Ledger:
             del self._blocks[key]
         for process in processes:
             self._mapped.pop(process, None)
+        self._replaced = {k: v for k, v in self._replaced.items() if k[0] not in processes}
         self._gone = {k: v for k, v in self._gone.items()
                       if k[0] not in processes and k[1] not in contexts}  # fmt: skip
         self._unknown = {k: v for k, v in self._unknown.items() if k[0] not in processes}

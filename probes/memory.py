@@ -47,7 +47,7 @@ FREES, FREED, ALLOCS, ALLOCATED, BORN, FAILED, UNKNOWN, SHED = range(8)
 """Columns of sums; those of stacks end with BORN."""
 _COLUMNS = (("allocs", ALLOCS), ("frees", FREES), ("allocated", ALLOCATED), ("freed", FREED))
 _CALLS = (("failed", FAILED), ("unknown", UNKNOWN), ("shed", SHED))
-NOTE_OVERFLOWED, NOTE_BARE, NOTE_LOST = range(3)
+NOTE_OVERFLOWED, NOTE_BARE, NOTE_LOST, NOTE_REPLACED = range(4)
 _LOST = (
     None,
     ("gpu.stack", "no room for another stack: its memory is that of stack 0"),
@@ -95,7 +95,7 @@ class Memory(BpfProbe):
         self._retired_kinds: list[Any] = [np.empty(0, np.uint64), np.empty((0, 8), np.uint64)]
         self._retired_stacks: list[Any] = [np.empty(0, np.uint64), np.empty((0, 5), np.uint64)]
         """Keys and sums of contexts that ended before those."""
-        self._last = self._short_until = 0
+        self._last = self._short_until = self._missed = 0
         self._next_stacks = 0
 
     def build_on(self, required: BpfProbe) -> None:
@@ -164,6 +164,8 @@ class Memory(BpfProbe):
     def losses(self) -> list[Loss]:
         notes = self._notes.copy()
         notes[NOTE_LOST] += self.ledger.lost
+        self._missed += self.ledger.missed(self._last)
+        notes[NOTE_REPLACED] += self._missed
         new, self._noted = notes - self._noted, notes
         return [Loss(*said, int(n)) for said, n in zip(_LOST, new, strict=False) if said and n]
 
