@@ -129,6 +129,7 @@ int stack_first_sight(struct pt_regs *ctx)
 	cuda_stack_counted(!r);
 	if (!r) {
 		stack_ids.delete(&new.key); /* it comes again */
+		stacks_lost.push(&new.id, 0);
 		return 0;
 	}
 	r->t = bpf_ktime_get_ns();

@@ -71,7 +71,8 @@ BPF_TABLE("lru_hash", struct stack_code, u32, stack_codes, 65536);
 BPF_TABLE("lru_hash", u64, u64, stack_threads, 16384); /* thread state of each thread */
 BPF_HASH(stacks_new, u64, struct stack_new, 8192); /* by pid_tgid */
 BPF_PROG_ARRAY(stack_programs, 1);
-MMAP_ARRAY(stack_numbers, u64, 1);
+BPF_QUEUE(stacks_lost, u32, 16384); /* numbers that were given and of which nothing was sent */
+MMAP_ARRAY(stack_numbers, u64, 2); /* given so far; times that there was none to give */
 RING(cuda_stack, 512);
 RING(cuda_code, 512);
 #if NATIVE_STACKS
@@ -275,7 +276,10 @@ static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 r
 		known = stack_ids.lookup(&new.key); /* another thread was first */
 		if (known)
 			return *known;
-		cuda_stack_counted(1);
+		u32 one = 1;
+		number = stack_numbers.lookup(&one);
+		if (number)
+			__sync_fetch_and_add(number, 1);
 		return STACK_NO_ROOM;
 	}
 	new.state = state;

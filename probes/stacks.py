@@ -16,9 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from dsprobe.probes import framerows, stackrecords
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.framerows import FrameTable
+from dsprobe.probes.maps import MappedArray
 from dsprobe.probes.native.symbolizer import NativeFrame, Registers, Symbolizer
 from dsprobe.probes.probe import Batch, Loss, Map, need_btf
 from dsprobe.probes.pystacks.config import Looked, Table, look, packed
@@ -30,7 +33,7 @@ from dsprobe.recordings.model import Rows, Stream
 
 MAX_WAITING = 20_000
 """Stacks that wait for names."""
-SECONDS = 2.0
+SECONDS = 10.0
 """A stack waits no longer for its names."""
 WAIT = 0.25
 """A process is looked at within so long, or else meanwhile."""
@@ -40,10 +43,6 @@ AT_ONCE = 0.05
 """So many seconds of one collection are spent on names."""
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _MAX_LOOKED = 65_536
-_NOT_KEPT = {
-    stackrecords.NO_ROOM: f"more than {stackrecords.STACKS:,} stacks",
-    stackrecords.RING_FULL: "too many new stacks at once",
-}
 
 
 @dataclass
@@ -103,6 +102,7 @@ class Stacks:
         self._maps: tuple[Table, Table] | None = None
         self._reserved = False
         self._changed: set[int] = set()
+        self._without = 0
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         """Constants for stacks.bpf.h.  Raises as :meth:`BpfProbe.defines`."""
@@ -124,7 +124,8 @@ class Stacks:
     def open(self, maps: Mapping[str, Map]) -> None:
         """Take the maps that are ours."""
         self._maps = Table(maps["pythons"]), Table(maps["stack_ids"])
-        self._programs = Table(maps["stack_programs"])
+        self._programs, self._untold = Table(maps["stack_programs"]), Table(maps["stacks_lost"])
+        self._numbers = MappedArray(maps["stack_numbers"], np.dtype([("n", "<u8")]))
 
     def link(self, programs: Mapping[str, int]) -> None:
         """Have stack_id() go on to stack_first_sight, if that is loaded.  Raises OSError."""
@@ -277,11 +278,7 @@ class Stacks:
         for answer in self._symbolizer.answers() if self._symbolizer else ():
             if isinstance(answer.key, int) and (stack := self._waiting.get(answer.key)):
                 stack.native, stack.note = answer.frames, answer.note
-        if not self._reserved:
-            self._reserved = True
-            for number, why in _NOT_KEPT.items():
-                lost = self._table.frame(now, framerows.status(f"lost: {why}"))
-                self._table.stack(now, number, [lost])
+        self._tell_lost(now)
         begun = self._clock()
         for number, stack in list(self._waiting.items()):
             late = begun - stack.since > SECONDS
@@ -297,6 +294,23 @@ class Stacks:
         frames_, stacks = self._table.rows()
         batches = [(META_FRAME, frames_), (META_STACK, stacks)]
         return [(stream, rows) for stream, rows in batches if len(rows)]
+
+    def _tell_lost(self, now: int) -> None:
+        """Stacks of which there is nothing but a number."""
+        numbers = [stackrecords.RING_FULL] if not self._reserved else []
+        while self._maps and len(numbers) < MAX_WAITING and (one := self._untold.pop()):
+            numbers.append(int.from_bytes(one, "little"))
+        if numbers:
+            lost = self._table.frame(now, framerows.status("lost: too many new stacks at once"))
+        for number in numbers:
+            self._table.stack(now, number, [lost])
+        if not self._reserved:
+            self._reserved = True
+            why = framerows.status(f"lost: more than {stackrecords.STACKS:,} stacks")
+            self._table.stack(now, stackrecords.NO_ROOM, [self._table.frame(now, why)])
+        without = int(self._numbers.live["n"][1]) if self._maps else 0
+        self._lose("meta.stack", "no room for another stack", without - self._without)
+        self._without = without
 
     def _frames(self, now: int, stack: _Stack, late: bool) -> list[int] | None:
         """Numbers of its frames; None: not yet."""
@@ -324,9 +338,12 @@ class Stacks:
             if f.module == own and frames and python:
                 break  # here Python's frames take over
             frames.append((framerows.NATIVE, f.function, "", 0, f.module, f.offset, f.build_id))
+        status = int(record["status"])
+        if record["first"] != record["second"]:
+            python, status = [], stackrecords.CHANGED
         frames += python
-        why = stackrecords.SENTENCES.get(int(record["status"]), "")
-        if int(record["status"]) == stackrecords.UNSUPPORTED and looked:
+        why = stackrecords.SENTENCES.get(status, "")
+        if status == stackrecords.UNSUPPORTED and looked:
             why = looked.reason
         if why or (stack.note and not python):
             frames.append(framerows.status(why or stack.note))
@@ -339,7 +356,8 @@ class Stacks:
         return framerows.status(f"a Python function: {place or 'its process does not answer'}")
 
     def _lose(self, stream: str, reason: str, lost: int = 1) -> None:
-        self._lost[stream, reason] = self._lost.get((stream, reason), 0) + lost
+        if lost:
+            self._lost[stream, reason] = self._lost.get((stream, reason), 0) + lost
 
     def losses(self) -> list[Loss]:
         """What found no room since the last call."""

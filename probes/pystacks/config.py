@@ -16,7 +16,7 @@ READABLE, NO_PYTHON, UNSUPPORTED = range(3)  # STACK_WHOLE, STACK_NATIVE, STACK_
 
 _STRUCT = struct.Struct("<QIIII4H8BHxx4BQQ")
 _TRIES = 5
-_UPDATE, _DELETE = 2, 3  # enum bpf_cmd
+_UPDATE, _DELETE, _POP = 2, 3, 21  # enum bpf_cmd; the last is BPF_MAP_LOOKUP_AND_DELETE_ELEM
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ _STRUCT_FIELDS = 24
 
 
 class Table:
-    """A BPF hash; its keys and values are bytes.  Raises OSError."""
+    """A BPF hash, array or queue; its keys and values are bytes.  Raises OSError."""
 
     def __init__(self, map: Map) -> None:
         self._map = map
@@ -89,6 +89,15 @@ class Table:
             syscalls.bpf(_DELETE, struct.pack("<IxxxxQQQ", self._map.fd, ctypes.addressof(k), 0, 0))
         except FileNotFoundError:
             pass
+
+    def pop(self) -> bytes | None:
+        """The first of a queue, taken out; None where it is empty."""
+        v = ctypes.create_string_buffer(self._map.leaf_size)
+        try:
+            syscalls.bpf(_POP, struct.pack("<IxxxxQQQ", self._map.fd, 0, ctypes.addressof(v), 0))
+        except FileNotFoundError:
+            return None
+        return v.raw
 
     def _key(self, key: bytes) -> ctypes.Array[ctypes.c_char]:
         if len(key) != self._map.key_size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+ENDED = "its process had ended before it was looked at"
+
 
 class Unreadable(Exception):
     """The reason, as it is shown: a clause about the process ("its ...", "Python 3.9 is ...").

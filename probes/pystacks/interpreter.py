@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dsprobe.probes.elf import ElfError, Library
 from dsprobe.probes.pystacks import offsets
-from dsprobe.probes.pystacks.errors import Unreadable
+from dsprobe.probes.pystacks.errors import ENDED, Unreadable
 from dsprobe.probes.pystacks.objects import Memory
 from dsprobe.probes.pystacks.offsets import Layout
 
@@ -23,8 +23,8 @@ MAX_MAPS = 16 << 20
 """Bytes of /proc/PID/maps that are read."""
 _CANDIDATES = 8
 _SYMBOLS = ("_PyRuntime", "Py_Version", "PyCode_Type")
-_INTERPRETERS, _THREADS, _FRAMES = 64, 1024, 50
-"""What the check goes through at most."""
+_THREADS, _WALKED, _FRAMES = 1024, 64, 50
+"""What the check goes through at most: threads, those whose frames it looks at, frames of each."""
 _NAME = re.compile(rb"python(?:3\.(\d{1,3}))?", re.IGNORECASE)
 _SHIM = 3  # owner of a frame that is no Python function's (FRAME_OWNED_BY_CSTACK and above)
 
@@ -103,6 +103,8 @@ def _candidates(pid: int) -> Iterator[_File]:
         with open(f"/proc/{pid}/maps", "rb") as f:
             lines = f.read(MAX_MAPS).splitlines()
         program = os.readlink(os.fsencode(f"/proc/{pid}/exe"))
+    except (FileNotFoundError, ProcessLookupError):
+        raise Unreadable(ENDED) from None
     except OSError as e:
         raise Unreadable(f"its mappings cannot be read: {e.strerror}") from None
     files: dict[tuple[bytes, bytes], _File] = {}
@@ -145,22 +147,22 @@ def check(it: Interpreter, memory: Memory) -> None:
     one before it, one is that of a live thread, and what frames call their code is code."""
     o, threads, codes = it.layout, 0, 0
     interpreter = memory.u64(it.runtime + o.interpreters)
-    for _ in range(_INTERPRETERS):
+    previous, thread = 0, memory.u64(interpreter + o.interpreter_threads) if interpreter else 0
+    for n in range(_THREADS):
         if not interpreter:
             break
-        previous, thread = 0, memory.u64(interpreter + o.interpreter_threads)
-        for _ in range(_THREADS):
-            if not thread:
-                break
-            if (
-                memory.u64(thread + o.thread_interpreter) != interpreter
-                or memory.u64(thread + o.thread_previous) != previous
-            ):
-                raise Unreadable("its list of threads is not where it should be", passing=True)
-            threads += _is_thread(memory, memory.u64(thread + o.thread_id))
-            codes += _check_frames(it, memory, thread)
-            previous, thread = thread, memory.u64(thread + o.thread_next)
-        interpreter = memory.u64(interpreter + o.interpreter_next)
+        if not thread:
+            interpreter, previous = memory.u64(interpreter + o.interpreter_next), 0
+            thread = memory.u64(interpreter + o.interpreter_threads) if interpreter else 0
+            continue
+        if (
+            memory.u64(thread + o.thread_interpreter) != interpreter
+            or memory.u64(thread + o.thread_previous) != previous
+        ):
+            raise Unreadable("its list of threads is not where it should be", passing=True)
+        threads += _is_thread(memory, memory.u64(thread + o.thread_id))
+        codes += _check_frames(it, memory, thread) if n < _WALKED else 0
+        previous, thread = thread, memory.u64(thread + o.thread_next)
     if not threads or not codes:
         raise Unreadable("its Python does not run yet", passing=True)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from dsprobe.probes.pystacks.errors import Unreadable
+from dsprobe.probes.pystacks.errors import ENDED, Unreadable
 from dsprobe.probes.pystacks.offsets import Layout
 
 MAX_TEXT = 4096
@@ -30,6 +30,8 @@ class Memory:
     def __init__(self, pid: int) -> None:
         try:
             self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            raise Unreadable(ENDED) from None
         except OSError as e:
             raise Unreadable(f"its memory cannot be read: {e.strerror}") from None
 

@@ -246,8 +246,10 @@ def test_native_frames_below_python(own: Python, tmp_path: Path) -> None:
                     "shapes=plain,through_c,generator,thread")  # fmt: skip
         assert load.gate() == "ready"
         it.cuda.stacks.process_seen(load.process.pid)
-        run_until_done(it, load)
-        stacks = compare(it, load, 9, waits=False)
+        load.go()
+        assert load.gate() == "done"
+        stacks = compare(it, load, 9, waits=False)  # it lives until its addresses have names
+        load.end()
         for stack in stacks.values():
             modules = [r["module"] for kind, r in stack if kind == NATIVE]
             assert len(modules) >= 3, "libffi and _ctypes are between the driver and Python"

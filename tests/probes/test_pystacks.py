@@ -17,7 +17,7 @@ import pytest
 
 from dsprobe.probes.pystacks import interpreter, objects, offsets
 from dsprobe.probes.pystacks.config import Looked, look, packed
-from dsprobe.probes.pystacks.errors import Unreadable
+from dsprobe.probes.pystacks.errors import ENDED, Unreadable
 from dsprobe.probes.pystacks.lines import MAX_LINE, line_at
 from dsprobe.probes.pystacks.naming import CodeKey, Naming, Place
 from dsprobe.probes.pystacks.reader import MAX_HANGING, SECONDS, Job, Reader
@@ -167,7 +167,7 @@ def test_interpreters_are_found(python: Python) -> None:
 def test_a_program_without_python() -> None:
     with sleeping(["sh", "-c", "echo; read x"]) as pid:
         assert look(pid) == Looked()
-    assert look(pid).reason == "its mappings cannot be read: No such file or directory"
+    assert look(pid).reason == ENDED
 
 
 @pytest.mark.root
@@ -268,6 +268,8 @@ class Noise(objects.Memory):
         chance = self._chance
         if chance.random() < 0.02 or not 0 < address < 1 << 47:
             raise Unreadable("a pointer leads out of its memory")
+        if size > 4096:
+            return chance.randbytes(size)
         words = (0, 1, 16, 1 << 20, (1 << 63) - 1, 0xFFFFFFFFFFFFFFFF, 0x7F0000001000, address)
         return b"".join(
             (chance.choice(words) if chance.random() < 0.8 else chance.getrandbits(64))
@@ -294,7 +296,7 @@ def test_noise_is_refused_or_bounded() -> None:
             except Unreadable:
                 pass
         assert memory.largest <= max(4 * objects.MAX_TEXT, objects.MAX_TABLE)
-        assert memory.reads < 1_000_000
+        assert memory.reads < 50_000
     assert read  # some of it looks like a string
 
 
@@ -374,6 +376,6 @@ def test_names_that_were_captured_in_part() -> None:
         job()
     naming.answers()
     assert naming.place(cut, 1, it, 0) == Place("g", "g.py", 0)
-    assert naming.place(nothing, 1, it, 0) == "its memory cannot be read: No such file or directory"
+    assert naming.place(nothing, 1, it, 0) == ENDED
     naming.gone(1)
     assert naming.place(whole, 1, it, 0) is None
