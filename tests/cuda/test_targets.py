@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +418,24 @@ def test_where_the_kernel_refuses_a_place(tmp_path: Path, library: Path) -> None
         assert reason.startswith(f"{len(rows) - 1} of {len(rows)} functions; not in cuInit")
         work(t)
         assert counter.counts()["cuMemAlloc_v2"] == CALLS
+
+
+def test_a_function_that_failed_its_trial_is_told_of(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def places(_: Vetting, fd: int, found: driver.Driver) -> driver.Driver:
+        entries = {n: p for n, p in found.entries.items() if n != "cuInit"}
+        return replace(found, entries=entries, refused={"cuInit": "a probe there kills it"})
+
+    monkeypatch.setattr(Vetting, "places", places)
+    with watched(Counter()) as w, Target(tmp_path / "truth", prefix=at(library)) as t:
+        t.start()
+        until(lambda: attached(w, str(library)), "it is found")
+        rows = w.rows("meta.placement")
+        [row] = rows[rows["attached"] == 0]
+        assert (row["function"], row["why"]) == ("cuInit", "a probe there kills it")
+        [reason] = [s for s in said(w, "attached") if "functions" in s]
+        assert reason == f"{len(rows) - 1} of {len(rows)} functions; not in cuInit"
 
 
 FILTERED = """
