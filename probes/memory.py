@@ -20,6 +20,7 @@ import numpy.typing as npt
 from dsprobe.probes import cudamaps
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.cuda import Cuda
+from dsprobe.probes.cudamaps import Places
 from dsprobe.probes.functions import Class
 from dsprobe.probes.hashmap import HashMap
 from dsprobe.probes.ledger import ENTRIES, Ledger
@@ -112,7 +113,9 @@ class Memory(BpfProbe):
     def open(self, maps: Mapping[str, Map]) -> None:
         self._notes = MappedArray(maps["memory_notes"], cudamaps.NUMBER).live
         self._noted = self._notes.copy()
-        self._procs = MappedArray(maps["cuda_procs"], cudamaps.PROCESS).live
+        self._procs = Places(
+            maps, "cuda_procs", cudamaps.PROCESS, cudamaps.NEXT_PROC, "cuda_free_procs"
+        )
         self._totals_map = HashMap(maps["memory_totals"], _TOTAL_KEY, _TOTAL)
         self._stacks_map = HashMap(maps["memory_stacks"], _STACK_KEY, _SUM)
         self._ends_map = HashMap(maps["contexts_ended"], "<u4", _END)
@@ -143,7 +146,8 @@ class Memory(BpfProbe):
         stacks = self._stacks_map.read() if due else None
         totals = self._totals_map.read()
         ends = self._ends_map.read()
-        living = self._procs["id"][self._procs["ended"] == 0]
+        processes = self._procs.live
+        living = processes["id"][processes["ended"] == 0]
         batches = [(GPU_ALLOC, self._released(totals, ends))]
         keys, sums = self._by_kind(*totals)
         dead = np.setdiff1d(keys >> np.uint64(8), living.astype(np.uint64))

@@ -18,7 +18,7 @@ from dsprobe.recordings.cudastreams import GPU_AGE
 from dsprobe.recordings.model import Rows
 
 EVERY = 10 * 10**9
-STEP = 65536
+STEP = 32768
 """Entries looked at in one step."""
 TAKEN = 2000
 """Blocks of ended contexts taken out in one step: each takes a system call."""
