@@ -21,9 +21,14 @@ struct launch_kernel_key { u64 handle; u32 process, pad; };
 struct launch_kernel { u32 id, pad; u64 hash; /* of its name, 0: not known */ };
 
 struct launch_what {
-	u64 handle, stream;
-	u32 grid[3], block[3], shared;
+	u64 handle;
+	u32 dims[7], pad; /* grid, block, shared bytes */
 };
+
+/* CUlaunchConfig begins with these seven words; CUDA_LAUNCH_PARAMS has the function before them. */
+#define LAUNCH_CONFIG_STREAM 32
+#define LAUNCH_PARAMS_DIMS 8
+#define LAUNCH_PARAMS_STREAM 40
 
 MMAP_ARRAY(launch_streams, struct launch_stream, LAUNCH_STREAMS);
 BPF_HASH(launch_streams_of, struct launch_stream_key, u32, LAUNCH_STREAMS);
@@ -138,56 +143,58 @@ int launches_named(struct pt_regs *ctx)
 
 /* --- launches ------------------------------------------------------------------------------ */
 
+/* Or clang folds reads of several registers into one, of a computed one, which no verifier takes. */
+#define LAUNCH_KEEP(v) asm volatile("" : "+r"(v))
+
+/* `stack`: the return address, and the arguments from the seventh on. */
+static __always_inline u64 launch_stream_handle(struct pt_regs *ctx, struct function *f, u64 *stack)
+{
+	u64 stream = 0, first = PT_REGS_PARM1(ctx);
+	u64 second = PT_REGS_PARM2(ctx), fourth = PT_REGS_PARM4(ctx);
+	LAUNCH_KEEP(second);
+	LAUNCH_KEEP(fourth);
+	if (f->form == FORM_KERNEL)
+		stream = stack[3];
+	else if (f->form == FORM_CONFIG)
+		bpf_probe_read_user(&stream, sizeof(stream), (void *)(first + LAUNCH_CONFIG_STREAM));
+	else if (f->form == FORM_MULTI)
+		bpf_probe_read_user(&stream, sizeof(stream), (void *)(first + LAUNCH_PARAMS_STREAM));
+	else if (f->stream == 2)
+		stream = second;
+	else if (f->stream)
+		stream = fourth;
+	return !stream && f->flags & FLAG_PER_THREAD ? STREAM_PER_THREAD : stream;
+}
+
 static __always_inline void launch_read(struct pt_regs *ctx, struct function *f, u64 *stack,
 					struct launch_what *w)
 {
-	u64 first = PT_REGS_PARM1(ctx);
-	u32 words[12]; /* CUlaunchConfig: 7 words, pad, stream; CUDA_LAUNCH_PARAMS: handle before that */
-	w->handle = 0;
-	w->stream = 0;
-	w->grid[0] = w->grid[1] = w->grid[2] = 0;
-	w->block[0] = w->block[1] = w->block[2] = 0;
-	w->shared = 0;
+	u64 first = PT_REGS_PARM1(ctx), second = PT_REGS_PARM2(ctx), third = PT_REGS_PARM3(ctx);
+	LAUNCH_KEEP(second);
+	LAUNCH_KEEP(third);
+	__builtin_memset(w, 0, sizeof(*w));
+	if (f->form == FORM_GRAPH)
+		return;
+	w->handle = first;
 	if (f->form == FORM_KERNEL) {
-		w->handle = first;
-		w->grid[0] = PT_REGS_PARM2(ctx);
-		w->grid[1] = PT_REGS_PARM3(ctx);
-		w->grid[2] = PT_REGS_PARM4(ctx);
-		w->block[0] = PT_REGS_PARM5(ctx);
-		w->block[1] = PT_REGS_PARM6(ctx);
-		w->block[2] = stack[1];
-		w->shared = stack[2];
-		w->stream = stack[3];
-	} else if (f->form == FORM_CONFIG || f->form == FORM_MULTI) {
-		u32 at = f->form == FORM_MULTI ? 8 : 0;
-		__builtin_memset(words, 0, sizeof(words));
-		if (f->form == FORM_MULTI)
-			bpf_probe_read_user(&w->handle, sizeof(w->handle), (void *)first);
-		else
-			w->handle = PT_REGS_PARM2(ctx);
-		bpf_probe_read_user(words, 28, (void *)(first + at));
-		bpf_probe_read_user(&w->stream, sizeof(w->stream), (void *)(first + 32 + at));
-		w->grid[0] = words[0];
-		w->grid[1] = words[1];
-		w->grid[2] = words[2];
-		w->block[0] = words[3];
-		w->block[1] = words[4];
-		w->block[2] = words[5];
-		w->shared = words[6];
-	} else if (f->form == FORM_GRAPH) {
-		w->stream = PT_REGS_PARM2(ctx);
+		w->dims[0] = second;
+		w->dims[1] = third;
+		w->dims[2] = PT_REGS_PARM4(ctx);
+		w->dims[3] = PT_REGS_PARM5(ctx);
+		w->dims[4] = PT_REGS_PARM6(ctx);
+		w->dims[5] = stack[1];
+		w->dims[6] = stack[2];
+	} else if (f->form == FORM_CONFIG) {
+		w->handle = second;
+		bpf_probe_read_user(w->dims, sizeof(w->dims), (void *)first);
+	} else if (f->form == FORM_MULTI) {
+		bpf_probe_read_user(&w->handle, sizeof(w->handle), (void *)first);
+		bpf_probe_read_user(w->dims, sizeof(w->dims), (void *)(first + LAUNCH_PARAMS_DIMS));
 	} else {
-		w->handle = first;
-		w->grid[0] = w->grid[1] = w->grid[2] = 1;
-		if (f->form == FORM_GRID) {
-			w->grid[0] = PT_REGS_PARM2(ctx);
-			w->grid[1] = PT_REGS_PARM3(ctx);
-		}
-		if (f->stream)
-			w->stream = PT_REGS_PARM4(ctx);
+		w->dims[0] = f->form == FORM_GRID ? second : 1;
+		w->dims[1] = f->form == FORM_GRID ? third : 1;
+		w->dims[2] = 1;
 	}
-	if (!w->stream && f->flags & FLAG_PER_THREAD)
-		w->stream = STREAM_PER_THREAD;
 }
 
 /* Place of a stream, made where it has none; 0: no room (counted). */
@@ -246,7 +253,7 @@ static __always_inline void launch_gap(struct cuda_gap *g, u32 epoch, u64 gap)
 		g->longest = gap;
 }
 
-static __always_inline void launch_single(struct thread *t, struct function *f, u64 now,
+static __always_inline void launch_single(struct thread *t, struct function *f, u64 now, u64 stream,
 					  struct launch_what *w)
 {
 	u32 kernel = w->handle ? launch_kernel(t->process, w->handle, 0) : 0;
@@ -265,14 +272,14 @@ static __always_inline void launch_single(struct thread *t, struct function *f, 
 	e->thread = t->id;
 	e->function = f->name;
 	e->kernel = kernel;
-	e->stream = w->stream;
-	e->grid[0] = w->grid[0];
-	e->grid[1] = w->grid[1];
-	e->grid[2] = w->grid[2];
-	e->block[0] = w->block[0];
-	e->block[1] = w->block[1];
-	e->block[2] = w->block[2];
-	e->shared = w->shared;
+	e->stream = stream;
+	e->grid[0] = w->dims[0];
+	e->grid[1] = w->dims[1];
+	e->grid[2] = w->dims[2];
+	e->block[0] = w->dims[3];
+	e->block[1] = w->dims[4];
+	e->block[2] = w->dims[5];
+	e->shared = w->dims[6];
 	cuda_launch.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
 }
 
@@ -280,7 +287,7 @@ int launches_enter(struct pt_regs *ctx)
 {
 	struct function *f = cuda_function(ctx);
 	struct cuda_config *c = cuda_settings();
-	u64 stack[4]; /* the return address, and the arguments from the seventh on */
+	u64 stack[4];
 	if (!f || !c)
 		return 0;
 	stack[0] = stack[1] = stack[2] = stack[3] = 0;
@@ -296,14 +303,14 @@ int launches_enter(struct pt_regs *ctx)
 	struct cell *n = f->flags & FLAG_UNCOUNTED ? NULL : cuda_cell(t, f);
 	if (n)
 		__sync_fetch_and_add(&n->count, 1);
-	struct launch_what w;
-	launch_read(ctx, f, stack, &w);
 
 	/* The thread's own. */
-	u32 epoch = c->epoch;
-	if (t->last) {
-		u64 gap = now - t->last;
-		t->hist[hist_slot(gap)]++;
+	u32 epoch = c->epoch, slot = 0;
+	u64 before = t->last;
+	if (before) {
+		u64 gap = now - before;
+		slot = hist_slot(gap);
+		t->hist[slot]++;
 		struct cuda_gap *g = &t->gaps[epoch & 1];
 		if (g->epoch != epoch || gap > g->longest) {
 			g->epoch = epoch;
@@ -318,22 +325,28 @@ int launches_enter(struct pt_regs *ctx)
 	t->in_name = 0;
 
 	/* The stream's; threads may share it. */
-	struct launch_stream *s = launch_stream(t, w.stream);
+	u64 stream = launch_stream_handle(ctx, f, stack);
+	struct launch_stream *s = launch_stream(t, stream);
 	if (s) {
 		u64 last = s->last;
 		if (last) {
 			u64 gap = now > last ? now - last : 0;
-			__sync_fetch_and_add(&s->hist[hist_slot(gap)], 1);
+			if (last != before) /* mostly it is the same gap */
+				slot = hist_slot(gap);
+			__sync_fetch_and_add(&s->hist[slot & (HIST_SLOTS - 1)], 1);
 			launch_gap(&s->gaps[epoch & 1], epoch, gap);
 		} else {
 			__sync_fetch_and_add(&s->first, 1);
 		}
 		s->last = now; /* after what user space looks at once this has moved */
 	}
-	if (cuda_budget(t, BUDGET_LAUNCH, now))
-		launch_single(t, f, now, &w);
-	else
+	if (cuda_budget(t, BUDGET_LAUNCH, now)) {
+		struct launch_what w;
+		launch_read(ctx, f, stack, &w);
+		launch_single(t, f, now, stream, &w);
+	} else {
 		t->shed++;
+	}
 	t->count++; /* last: see above */
 	return 0;
 }
