@@ -105,6 +105,24 @@ def test_single_events(target: Traced) -> None:
     assert [names[int(r["function"])] for r in mine[:2]] == ["cuMemAllocAsync", "cuMemAlloc_v2"]
 
 
+def test_single_events_within_a_budget(make: MakeTraced, host: Host) -> None:
+    """The rest are counted, and live bytes are right."""
+    target = make()
+    host.cuda.set_budget(30)  # 4 in 134 ms
+    try:
+        for _ in range(100):
+            target.ok("cuMemFree_v2", target.ok("cuMemAlloc_v2", OUT, 500))
+        assert target.call("cuMemFree_v2", 1)[0] == 1
+        assert target.check() == {}
+    finally:
+        host.cuda.set_budget(20_000)
+    rows = host.rows("gpu.alloc")
+    single = int((rows["process"] == host.process(target.pid)).sum())
+    assert single + host.total(target.pid, "shed") == 201
+    assert 0 < single < 100
+    assert host.total(target.pid, "allocs") == host.total(target.pid, "frees") == 100
+
+
 def test_pool_memory(target: Traced) -> None:
     pool = target.ok("cuMemPoolCreate", OUT, ON_0)
     block = target.ok("cuMemAllocFromPoolAsync", OUT, 4096, pool, 0)
