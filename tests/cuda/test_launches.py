@@ -248,6 +248,19 @@ def test_naming_a_kernel_over_and_over_is_said_once(tmp_path: Path) -> None:
         assert tr.rows("meta.kernel")["name"].tolist() == ["a", "b", "x" * 255]
 
 
+def test_threads_that_share_a_stream_are_all_counted_on_it(tmp_path: Path) -> None:
+    fast = parse({"gpu": {"kernel_us": 0.01}, "library": {"log_launches": False}})
+    with tracing(Launches) as tr:
+        work(tmp_path, "launches", fast, tr, threads=5, count=40_009, streams=0)
+        rows, threads = tr.rows("cuda.stream"), tr.rows("cuda.thread")
+        assert set(rows["stream"].tolist()) == {0}
+        assert rows["count"].sum() == threads["count"].sum() == 5 * 40_009
+        assert 5 * 40_009 - 5 <= rows["hist"].sum() < 5 * 40_009
+        assert threads["hist"].sum() == 5 * 40_008
+        each = [threads["count"][threads["thread"] == t].sum() for t in set(threads["thread"])]
+        assert each == [40_009] * 5
+
+
 def test_a_million_launches_a_second_are_all_counted(tmp_path: Path) -> None:
     n = 1_000_003
     fast = parse({"gpu": {"kernel_us": 0.01}, "library": {"log_launches": False}})
