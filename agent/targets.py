@@ -101,6 +101,9 @@ class Targets:
             self._discovery.look(pid)
         self._strangers = strangers
         given, coverage = self._discovery.tick(now)
+        for g in given:  # all of them before probes are put in for any: they may share a library
+            if isinstance(g, Found) and g.copies and g.pid not in self._processes:
+                self._probe.stacks.process_seen(g.pid)
         for g in given:
             if isinstance(g, Found):
                 try:
