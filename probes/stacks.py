@@ -145,7 +145,7 @@ class Stacks:
         if process and self._symbolizer:
             self._symbolizer.seen(process, pid, time.monotonic_ns())
         done = self._look(pid, process)
-        if done is None or not done.wait(WAIT):
+        if done is None or self._reader.late(WAIT) or not done.wait(WAIT):
             return "its memory does not answer yet"
         looked = self._take_looks().get(pid) or p.looked
         return looked.sentence if looked else ""

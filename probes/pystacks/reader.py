@@ -47,11 +47,17 @@ class Reader:
             return False
         return True
 
+    def late(self, seconds: float) -> bool:
+        """Whether a job has been going on for so long."""
+        worker = self._worker
+        since = worker.since if worker else 0.0
+        return bool(since) and self._clock() - since > seconds
+
     def _alive(self) -> bool:
         """Whether a thread works; a new one is started where it hangs."""
         worker = self._worker
         self._hanging = [w for w in self._hanging if w.since]
-        if worker and worker.since and self._clock() - worker.since > SECONDS:
+        if worker and self.late(SECONDS):
             self._hanging.append(worker)
             worker = self._worker = None
         if worker is None and len(self._hanging) < MAX_HANGING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from dsprobe.probes.stackrecords import CHANGED, FIRST, FRAMES, STACK_RECORD, WH
 from dsprobe.probes.stacks import Stacks
 from dsprobe.recordings.cudastreams import FRAME_KINDS
 from dsprobe.recordings.model import Rows
+from tests.support.wait import until
 
 LAYOUT = offsets._TABLES[11]
 PYTHON = Interpreter(0x030B02F0, LAYOUT, 0x1000, 0x2000, "/usr/bin/python3.11")
@@ -216,3 +218,32 @@ def test_more_frames_than_are_kept() -> None:
     assert table.frame(1, (framerows.PYTHON, "f0", "f.py", 1, "", 0, "")) == 1
     frames, _ = table.rows()
     assert frames["function"].tolist() == ["f0", "f1", "f2", "not kept: more than 3 frames", "lost"]
+
+
+def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks waits for it once, and is told when it is known."""
+    release, waits = threading.Event(), []
+
+    def look(pid: int) -> Looked:
+        if pid == 1:
+            release.wait(20)
+        return Looked(PYTHON)
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.extend([timeout] if timeout else [])  # starting a thread waits without
+            return super().wait(timeout)
+
+    monkeypatch.setattr(stacks, "look", look)
+    monkeypatch.setattr(stacks.threading, "Event", Event)
+    it = Stacks()
+    assert it.process_seen(2, 12) == "3.11.2"
+    assert it.process_seen(1, 11) == "its memory does not answer yet"
+    assert it.process_seen(3, 13) == "its memory does not answer yet"
+    assert waits == [stacks.WAIT] * 2
+    assert it.changed() == [12]
+    release.set()
+    changed: list[int] = []
+    until(lambda: (changed.extend(it.changed()), len(changed) == 2)[1], "they are looked at")
+    assert (it.python(11), it.python(13)) == ("3.11.2", "3.11.2")
+    it.close()
