@@ -137,6 +137,45 @@ def test_descendants(it: Tracing, python: Python, tmp_path: Path) -> None:
     assert not [s for stack in stacks.values() for s in said(stack)]
 
 
+@pytest.mark.parametrize("threads", [40, 600])
+def test_odd_places(it: Tracing, python: Python, tmp_path: Path, threads: int) -> None:
+    """A thread that is not among the first of its process has a stack that says so."""
+    load = Load(python, tmp_path, "tests.cuda.stackedges", str(threads))
+    assert load.gate() == "ready"
+    it.cuda.stacks.process_seen(load.process.pid)
+    load.go()
+    until(lambda: (it.step(), _ready(load))[1], "it has done its work")
+    assert load.gate() == "done"
+    pids = {load.process.pid}
+    want = [r for r in load.truth() if r["symbol"] == "cuMemAlloc_v2"]
+    assert {r["shape"] for r in want} >= {"holding", "in_a_handler", "in_a_finaliser", "thread"}
+    until(lambda: (it.step(), len(allocations(it, pids)) == len(want))[1], "they have come")
+    stacks = _settled(it, pids)
+    load.end()
+    traced = dict(allocations(it, pids))
+    for row in want:
+        stack = stacks[traced[row["bytes"]]]
+        # The main thread was known from before: what is remembered of a thread stays right.
+        assert places(stack) == told(row), row["shape"]
+        assert said(stack) == []
+
+
+def test_a_thread_behind_many(it: Tracing, own: Python, tmp_path: Path) -> None:
+    """One that calls for the first time, and is not among the first 512 of its process."""
+    load = Load(own, tmp_path, "tests.cuda.stackedges", "600", "quiet")
+    assert load.gate() == "ready"
+    it.cuda.stacks.process_seen(load.process.pid)
+    load.go()
+    assert load.gate() == "done"
+    pids = {load.process.pid}
+    until(lambda: (it.step(), len(allocations(it, pids)) == 4)[1], "they have come")
+    stacks = _settled(it, pids)
+    load.end()
+    sentences = [said(stacks[s]) for _, s in allocations(it, pids)]
+    assert sentences.count([]) == 3
+    assert sentences[-1] == ["lost: the thread is not among the first 512 of its process"]
+
+
 def test_target_in_a_pid_namespace(it: Tracing, own: Python, tmp_path: Path) -> None:
     load = Load(
         own, tmp_path, "tests.simgpu.workloads.stacks", "gate=1", "repeat=1",
