@@ -24,7 +24,7 @@ REGISTERS = ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15")
 NO_ROOM, RING_FULL, FIRST = 1, 2, 3
 """Numbers of stacks that could not be kept, and the first real one."""
 
-WHOLE, NATIVE, UNSUPPORTED, UNKNOWN, UNREADABLE, DEEP, MANY_THREADS, CHANGED = range(8)
+WHOLE, NATIVE, UNSUPPORTED, UNKNOWN, UNREADABLE, DEEP, MANY_THREADS, CHANGED, SEVERAL = range(9)
 """How a walk of Python's frames ended."""
 
 SENTENCES = {
@@ -33,6 +33,7 @@ SENTENCES = {
     DEEP: f"deeper than {FRAMES} Python frames",
     MANY_THREADS: "lost: the thread is not among the first 512 of its process",
     CHANGED: "lost: frames changed while they were read",
+    SEVERAL: "lost: the thread runs several interpreters",
 }
 
 _T = Field("t", "<u8", "ns", "CLOCK_MONOTONIC")

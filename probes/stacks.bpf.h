@@ -22,7 +22,7 @@
 /* As probes/stacks.py has them. */
 enum { STACK_NO_ROOM = 1, STACK_RING_FULL, STACK_FIRST };
 enum { STACK_WHOLE, STACK_NATIVE, STACK_UNSUPPORTED, STACK_UNKNOWN, STACK_UNREADABLE, STACK_DEEP,
-       STACK_MANY_THREADS, STACK_CHANGED };
+       STACK_MANY_THREADS, STACK_CHANGED, STACK_SEVERAL };
 
 /* Where things lie in one process's interpreter, found and verified by user space. */
 struct python {
@@ -142,46 +142,56 @@ static __always_inline void stacks_gone(u64 task)
 }
 
 /* The thread state whose thread_id is this thread's pthread_self(), which on x86_64 is its fs base:
- * true whoever holds the GIL, and in every PID namespace. */
+ * true whoever holds the GIL, and in every PID namespace.  A thread that runs several interpreters
+ * has a state in each; which of them runs is not told. */
 static __always_inline u64 stack_thread(struct python *python, u64 fs, u32 *status)
 {
-	u64 key = bpf_get_current_pid_tgid(), interpreter = 0, state = 0, id = 0;
+	u64 key = bpf_get_current_pid_tgid(), interpreter = 0, state = 0, id = 0, other = 0, match = 0;
 	u64 to_next = python->interpreter_next, to_threads = python->interpreter_threads;
 	u64 next = python->thread_next, to_id = python->thread_id;
 	u64 *hit = stack_threads.lookup(&key);
 
+	stack_read(&interpreter, 8, python->heads);
 	if (hit) {
 		u64 links[3] = {}; /* prev, next, interp */
 		u64 back = 0;
 
 		state = *hit;
-		/* still this thread's, and still linked: the first words of a freed one change */
+		/* still this thread's, still linked (the first words of a freed one change), and still of
+		 * the only interpreter */
 		if (!stack_read(&id, 8, state + to_id) && id == fs && !stack_read(links, 24, state) &&
 		    !stack_read(&back, 8, links[0] ? links[0] + next : links[2] + to_threads) &&
-		    back == state)
+		    back == state && links[2] == interpreter)
 			return state;
 	}
-	stack_read(&interpreter, 8, python->heads);
+	stack_read(&other, 8, interpreter + to_next);
 	stack_read(&state, 8, interpreter + to_threads);
+	*status = STACK_MANY_THREADS;
 	#pragma clang loop unroll(disable)
 	for (int i = 0; i < STACK_THREADS; i++) {
 		if (!state) {
 			stack_read(&interpreter, 8, interpreter + to_next);
 			if (!interpreter) {
 				*status = STACK_NATIVE; /* a thread that Python does not know */
-				return 0;
+				return match;
 			}
 			stack_read(&state, 8, interpreter + to_threads);
 			continue;
 		}
 		stack_read(&id, 8, state + to_id);
 		if (id == fs) {
-			stack_threads.update(&key, &state);
-			return state;
+			if (match) {
+				*status = STACK_SEVERAL;
+				return 0;
+			}
+			match = state;
+			if (!other) {
+				stack_threads.update(&key, &state);
+				return match;
+			}
 		}
 		stack_read(&state, 8, state + next);
 	}
-	*status = STACK_MANY_THREADS;
 	return 0;
 }
 

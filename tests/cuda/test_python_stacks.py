@@ -176,6 +176,35 @@ def test_a_thread_behind_many(it: Tracing, own: Python, tmp_path: Path) -> None:
     assert sentences[-1] == ["lost: the thread is not among the first 512 of its process"]
 
 
+def test_interpreters_within(it: Tracing, python: Python, tmp_path: Path) -> None:
+    """Which of several interpreters a thread runs is not known: it is right, or said."""
+    load = Load(python, tmp_path, "tests.cuda.stackinterpreters")
+    assert load.gate() == "ready"
+    it.cuda.stacks.process_seen(load.process.pid)
+    load.go()
+    assert load.gate() == "done"
+    pids = {load.process.pid}
+    sizes = [1000, 2000, 3000, 3001, 4000, 4001, 5000]
+    until(lambda: (it.step(), len(allocations(it, pids)) == len(sizes))[1], "they have come")
+    stacks = _settled(it, pids)
+    load.end()
+    within = ["within", "calls_within", "<module>"]
+    for size, number in allocations(it, pids):
+        stack = stacks[number]
+        names = [name for name, _, _ in places(stack)]
+        if size == 2000:
+            assert names[:5] == ["Driver.call", "Driver.ok", "Driver.get", "outside", "main"] or (
+                python.version == "3.10" and names[:5] == ["call", "ok", "get", "outside", "main"]
+            )
+        if not names and size != 1000:
+            assert said(stack) == ["lost: the thread runs several interpreters"]
+        elif size in (3000, 4000):
+            assert names == within
+        elif size != 1000:
+            assert "outside" in names
+            assert "within" not in names
+
+
 def test_target_in_a_pid_namespace(it: Tracing, own: Python, tmp_path: Path) -> None:
     load = Load(
         own, tmp_path, "tests.simgpu.workloads.stacks", "gate=1", "repeat=1",
