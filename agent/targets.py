@@ -103,7 +103,7 @@ class Targets:
         given, coverage = self._discovery.tick(now)
         for g in given:  # all of them before probes are put in for any: they may share a library
             if isinstance(g, Found) and g.copies and g.pid not in self._processes:
-                self._probe.stacks.process_seen(g.pid)
+                self._probe.look_at(g.pid)
         for g in given:
             if isinstance(g, Found):
                 try:
@@ -250,7 +250,8 @@ class Targets:
             looked = f"{self._looked:,} were looked at in /proc"
             if self._closed:
                 looked += f", {self._closed:,} of them may not be: run dsprobe on the host, as root"
-            return "missing", f"no process has libcuda.so mapped ({looked}); {begins}"
+            # Nothing is amiss: most hosts, and every host before its server starts, are like that.
+            return "attached", f"no process has libcuda.so mapped ({looked}); {begins}"
         asked = f"--pid {','.join(map(str, sorted(self._pids)))}"
         if not any(os.path.exists(f"/proc/{pid}") for pid in self._wanted):
             return "missing", f"the processes asked for ({asked}) have ended"
