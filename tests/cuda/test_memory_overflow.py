@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dsprobe.probes.cuda import Cuda
+from dsprobe.probes.memory import Memory
 from tests.cuda.memoryhost import ByCaller, Traced, tracing
 from tests.cuda.memorystorm import Storm
-from tests.simgpu.target import OUT
+from tests.simgpu.target import OUT, Target
+from tests.support.agents import watched
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
 
@@ -144,3 +148,25 @@ def test_an_agent_that_stalls(tmp_path: Path) -> None:
         storm.close()
         host.poll()
         assert host.live(storm.pid) == {}
+
+
+def test_an_agent_says_so(tmp_path: Path) -> None:
+    with watched(Cuda(), Memory(blocks=8)) as it, Target(tmp_path) as target:
+        target.start()
+
+        def seen() -> bool:
+            return bool(target.ok("cuMemAlloc_v2", OUT, 1000)) and (
+                target.pid in it.rows("meta.process")["pid"]
+            )
+
+        until(seen, "its allocations are seen")
+        for _ in range(30):
+            target.ok("cuMemAlloc_v2", OUT, 1000)
+        until(lambda: it.coverage()["memory", ""].status == "shed", "it says that it is short")
+        assert "kept outside" in it.coverage()["memory", ""].reason
+        it.pass_by()
+        rows, processes = it.rows("gpu.memory"), it.rows("meta.process")
+        number = processes["id"][processes["pid"] == target.pid][-1]
+        mine = rows[rows["process"] == number]
+        assert mine["blocks"][-1] == mine["allocs"].sum() > 30
+        assert mine["live"][-1] == 1000 * mine["blocks"][-1]
