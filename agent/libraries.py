@@ -21,6 +21,8 @@ from dsprobe.recordings.cudastreams import META_PLACEMENT
 from dsprobe.recordings.model import Rows
 
 MAX_LIBRARIES = 32
+FORGET_NS = 60_000_000_000
+"""A plan that no library has had for so long is forgotten: by then its probes are surely off."""
 ENTRY, RETURN = "entry", "return"
 _NAMED = 4
 """Functions that coverage names; meta.placement has all."""
@@ -38,6 +40,9 @@ class Cuda(Protocol):
     def wants(self, pid: int) -> bool:
         """Whether calls of this process are seen."""
 
+    def look_at(self, pid: int) -> None:
+        """A process maps a library that may be given probes next."""
+
     def process_seen(self, pid: int, driver: Driver) -> None:
         """A process maps a library; before probes are put into it where that is still to come."""
 
@@ -51,8 +56,8 @@ class Cuda(Protocol):
     def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
         """Of these probes those on returns are about to be taken off."""
 
-    def without_returns(self, uprobes: Iterable[Uprobe]) -> None:
-        """Those of these that are on returns are taken off."""
+    def forget(self, uprobes: Iterable[Uprobe]) -> None:
+        """All of these have been taken off, and are not put anywhere again."""
 
 
 @dataclass
@@ -72,13 +77,17 @@ class Library:
     empty: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
+    """Where probes go in libraries of one build.  ``code`` is without its path.  ``returns``: None
+    where those on returns were taken off later, as then no other library is to share it.
+    ``unused``: since when no library has it, 0 while one does."""
+
     code: Driver
-    """Without its path."""
-    returns: bool
+    returns: bool | None
     uprobes: list[Uprobe]
     placement: Rows
+    unused: int = 0
 
 
 class Libraries:
@@ -141,6 +150,10 @@ class Libraries:
                 if library.since:
                     for which in (RETURN, ENTRY):
                         self._tracer.detach_library((library.key, which))
+                used = {id(x.uprobes) for x in self}
+                for plan in self._plans:
+                    if not plan.unused and id(plan.uprobes) not in used:
+                        plan.unused = time.monotonic_ns()
                 self._tell(library, "detached", "no process maps it any more")
 
     # -- parts --------------------------------------------------------------------------------
@@ -197,7 +210,13 @@ class Libraries:
         code = replace(driver, path="", version="")
         for plan in self._plans:
             if (plan.code, plan.returns) == (code, returns):
+                plan.unused = 0
                 return plan.uprobes, plan.placement.copy()
+        for plan in [p for p in self._plans if p.unused]:
+            if time.monotonic_ns() - plan.unused > FORGET_NS:
+                self._plans.remove(plan)
+                kept = {u.cookie for p in self._plans for u in p.uprobes}
+                self._cuda.forget([u for u in plan.uprobes if u.cookie not in kept])
         uprobes, placement = self._cuda.library(driver, returns)
         if driver.refused:
             names = list(driver.refused)
@@ -237,12 +256,14 @@ class Libraries:
         """From 6.11 on a probed function returns through a system call, for which a filter that
         does not know it kills the process.  Probes go into all processes: all go without."""
         library.returns = False
-        self._plans = [p for p in self._plans if p.uprobes is not library.uprobes]
+        for plan in self._plans:
+            if plan.uprobes is library.uprobes:
+                plan.returns = None
         # Copies of the same build share their plan, and so go with it.
         for x in [x for x in self if x.since and x.uprobes is library.uprobes]:
             x.returns = False
             self._tracer.detach_library((x.key, RETURN))
-            self._cuda.without_returns(x.uprobes)
+            self._cuda.entry_only(x.uprobes)
             self._tell(x, "attached", f"on entry only since process {pid} maps it, whose seccomp"
                        " filter may kill it at a probe on a return")  # fmt: skip
 

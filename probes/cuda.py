@@ -103,6 +103,7 @@ class Cuda(BpfProbe):
         self._strings: dict[str, int] = {}
         self._slots: dict[str, int] = {"cuInit": self.INIT_SLOT}
         self._functions: dict[int, Function] = {}  # by string id
+        self._free_rows: list[int] = []
         self._rows: dict[tuple[int, ...], int] = {}  # of cuda_functions, by what is in it
         self._drivers: dict[int, Driver] = {}
         self._pending: list[Batch] = []
@@ -220,22 +221,26 @@ class Cuda(BpfProbe):
             at, *driver.text, name, flags, self._slots.setdefault(f.name, len(self._slots)), f.cls,
             f.form, *f.codes, f.out, f.address, f.bytes, f.times, f.shift, f.stream,
         )  # fmt: skip
-        row = self._rows.setdefault(content, len(self._rows))  # libraries that are alike share it
+        row = self._rows.get(content)  # libraries that are alike share it
+        if row is None:
+            free = self._free_rows
+            row = self._rows[content] = free.pop() if free else len(self._rows)
         self._table[row] = (*content, 0)
         probes = [Uprobe(entry, at, row)]
         if leave and returns:
             probes.append(Uprobe(leave, at, row, returns=True))
         return probes
 
-    def without_returns(self, uprobes: Iterable[Uprobe]) -> None:
-        """Probes on the returns of these are taken off: no call of theirs is left open."""
-        rows = np.array(sorted({u.cookie for u in uprobes}), int)
-        self._table["flags"][rows] |= int(Flag.ENTRY_ONLY)
-
     def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
         """Returns of these functions are not traced any more: their calls are counted, and open
         none."""
         self._table["flags"][[u.cookie for u in uprobes]] |= np.uint32(Flag.ENTRY_ONLY)
+
+    def forget(self, uprobes: Iterable[Uprobe]) -> None:
+        """None of these is attached any more, nor will be: their rows are free for others."""
+        gone = {u.cookie for u in uprobes}
+        self._free_rows += sorted(gone & set(self._rows.values()))
+        self._rows = {content: row for content, row in self._rows.items() if row not in gone}
 
     # -- who is traced -------------------------------------------------------------------------
 
@@ -254,6 +259,10 @@ class Cuda(BpfProbe):
         those that became another program."""
         alive = {p.pid for p in self.processes.values() if not p.row["ended"][0]}
         return alive - self._drivers.keys()
+
+    def look_at(self, pid: int) -> None:
+        """See to it that stacks of this process can be read from its first call on."""
+        self.stacks.process_seen(pid)
 
     def process_seen(self, pid: int, driver: Driver) -> None:
         """A process maps this library."""

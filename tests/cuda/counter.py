@@ -38,6 +38,7 @@ class Counter(BpfProbe):
         self.seen: list[tuple[int, Driver]] = []
         self.attached: list[Driver] = []
         self.returns: list[bool] = []
+        self.forgotten: list[set[int]] = []
         self.narrowed: set[int] = set()
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
@@ -62,6 +63,9 @@ class Counter(BpfProbe):
     def strangers(self) -> set[int]:
         return set()
 
+    def look_at(self, pid: int) -> None:
+        pass
+
     def process_seen(self, pid: int, driver: Driver) -> None:
         self.seen.append((pid, driver))
 
@@ -82,11 +86,11 @@ class Counter(BpfProbe):
         ) if names else META_PLACEMENT.empty()  # fmt: skip
         return uprobes, rows
 
-    def without_returns(self, uprobes: Iterable[Uprobe]) -> None:
+    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
         self.narrowed = {u.cookie for u in uprobes}
 
-    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
-        pass
+    def forget(self, uprobes: Iterable[Uprobe]) -> None:
+        self.forgotten.append({u.cookie for u in uprobes})
 
     def counts(self, what: str = "entries") -> dict[str, int]:
         """Hits so far of every function that had any."""

@@ -34,12 +34,12 @@ class Hosts:
         self._folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def hold(self, name: str = "a") -> int:
+    def hold(self, name: str = "a", flavour: str = "driver") -> int:
         """PID of one that maps the copy ``name``."""
         copy = self._folder / name / "libcuda.so.1"
         if not copy.exists():
             copy.parent.mkdir()
-            shutil.copy(build.libcuda() / "libcuda.so.1", copy)
+            shutil.copy(build.libcuda(flavour) / "libcuda.so.1", copy)
         p = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -199,8 +199,27 @@ def test_a_library_again_and_again_is_one_plan(hosts: Hosts) -> None:
             hosts.hold("a" if n < 3 else "b")
             until(lambda n=n: len(attached(w)) == n, "it is found")  # type: ignore[misc]
             hosts.end()
-            until(lambda: w.coverage()["counter", ""].status == "missing", "it is let go")
+            until(lambda n=n: len(said(w, "detached")) == max(n - 1, 1), "it is let go")  # type: ignore[misc]
     assert len(counter.attached) == 1
+
+
+def test_a_build_that_nobody_maps_is_forgotten(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that there is room for others, however many come by."""
+    monkeypatch.setattr(libraries, "FORGET_NS", 0)
+    counter = Counter()
+    with watched(counter) as w:
+        hosts.hold("a")
+        until(lambda: attached(w), "it is found")
+        hosts.hold("b", "frame")
+        until(lambda: len(attached(w)) == 2, "another build is found")
+        assert counter.forgotten == []
+        hosts.end()
+        until(lambda: len(said(w, "detached")) == 2, "they are let go")
+        hosts.hold("c", "endbr")
+        until(lambda: len(attached(w)) == 3, "a third one is found")
+    assert len(counter.forgotten) == 2
 
 
 def test_a_scan_closes_what_nobody_takes(hosts: Hosts) -> None:
