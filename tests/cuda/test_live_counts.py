@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dsprobe.agent import libraries
 from dsprobe.probes.functions import of_symbol
 from tests.cuda.test_targets import IN_NAMESPACE, at, attached, work
 from tests.simgpu import build, truth
@@ -89,3 +90,29 @@ def test_processes_of_every_kind(tmp_path: Path) -> None:
         assert libraries[running.pid] == str(library / "libcuda.so.1")
         assert libraries[own.pid] == str(copy / "libcuda.so.1")
         assert not [r for r in w.rows("meta.loss") if str(r["stream"]).startswith(("cuda", "gpu"))]
+
+
+def test_builds_that_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes the places in the table of functions that the ones before have left."""
+    monkeypatch.setattr(libraries, "FORGET_NS", 0)
+    with watched("calls", "launches", "memory") as w:
+        for flavour in build.FLAVOURS:
+            library, folder = tmp_path / flavour, tmp_path / f"truth-{flavour}"
+            shutil.copytree(build.libcuda(flavour), library, symlinks=True)
+            with Target(folder, prefix=at(library)) as t:
+                t.start()
+                until(lambda x=str(library): attached(w, x), "it is found")  # type: ignore[misc]
+                [since] = attached(w, str(library))
+                work(t)
+                w.pass_by()
+                every = truth.read_all(folder)
+                assert told(w, numbers(w, every)) == true_calls(every, since)
+            name = f"{library}/libcuda.so.1"
+            until(lambda n=name: taken_off(w, n), "it is let go")  # type: ignore[misc]
+
+
+def taken_off(w: Watched, library: str) -> bool:
+    return any(
+        program.startswith(library) and s.status == "detached"
+        for (_, program), s in w.coverage().items()
+    )
