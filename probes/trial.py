@@ -93,6 +93,8 @@ class Throwaway:
         assert self._process.stdout
         fd = self._process.stdout.fileno()
         deadline = time.monotonic() + SECONDS
+        poll = select.poll()  # takes descriptors beyond 1023, which an agent may have
+        poll.register(fd, select.POLLIN)
         while True:
             *lines, self._rest = self._rest.split(b"\n")
             for line in lines:
@@ -102,7 +104,7 @@ class Throwaway:
                     continue  # the library has written something
                 if isinstance(answer, dict):
                     yield answer
-            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            ready = poll.poll(max(0.0, 1000 * (deadline - time.monotonic())))
             data = os.read(fd, 1 << 16) if ready else b""
             if not data or len(self._rest) > 1 << 16:
                 return
