@@ -9,6 +9,10 @@ from dsprobe.recordings.model import Rows
 
 LIMIT = 200_000
 """Different frames of one session."""
+MAX_TEXT = 64 << 20
+"""Characters of all of them."""
+MAX_SENTENCES = 2_000
+"""Different status frames: these fit when the others do not any more."""
 PYTHON, NATIVE, STATUS = (FRAME_KINDS.index(k) for k in ("python", "native", "status"))
 
 Frame = tuple[int, str, str, int, str, int, str]
@@ -27,6 +31,7 @@ class FrameTable:
         self.refused = 0
         """Frames that found no room, and are said to be so."""
         self._limit = limit
+        self._text = self._sentences = 0
         self._ids: dict[Frame, int] = {}
         self._frames: list[tuple[int, int, Frame]] = []
         self._stacks: list[tuple[int, int, int, int]] = []
@@ -35,12 +40,21 @@ class FrameTable:
         """Number of ``frame``."""
         found = self._ids.get(frame)
         if found is None:
-            if len(self._ids) >= self._limit and frame[0] != STATUS:
+            last = status(f"not kept: more than {self._limit:,} frames")
+            if frame != last and not self._has_room(frame):
                 self.refused += 1
-                return self.frame(t, status(f"not kept: more than {self._limit:,} frames"))
+                return self.frame(t, last)
             found = self._ids[frame] = len(self._ids) + 1
             self._frames.append((t, found, frame))
         return found
+
+    def _has_room(self, frame: Frame) -> bool:
+        """Takes it, too."""
+        if frame[0] == STATUS:
+            self._sentences += 1
+            return self._sentences <= MAX_SENTENCES
+        self._text += sum(len(x) for x in frame if isinstance(x, str))
+        return len(self._ids) < self._limit and self._text <= MAX_TEXT
 
     def stack(self, t: int, id: int, frames: Sequence[int]) -> None:
         """Stack ``id`` has these frames, innermost first."""

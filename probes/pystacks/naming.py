@@ -14,7 +14,9 @@ from dsprobe.probes.pystacks.reader import Reader
 MAX_CODES = 100_000
 """Code objects remembered."""
 MAX_BYTES = 64 << 20
-"""Of line tables remembered."""
+"""Of their names and line tables."""
+MAX_PARTS = 4_000
+"""Code objects of which BPF copied only a part, and which nobody has asked for."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class CodeKey:
     process: int
     address: int
     signature: int
+
+
+def _size(code: Code | str) -> int:
+    if isinstance(code, str):
+        return len(code)
+    return len(code.table) + len(code.name) + len(code.file)
 
 
 class Naming:
@@ -54,7 +62,7 @@ class Naming:
         code, *parts = captured(it.layout, first, whole, name, file, table)
         if code:
             self._keep(key, code)
-        elif len(self._parts) < MAX_CODES:
+        elif len(self._parts) < MAX_PARTS:
             self._parts[key] = (parts[0], parts[1], parts[2])  # type: ignore[assignment]
 
     def place(self, key: CodeKey, pid: int, it: Interpreter, instr: int) -> Place | str | None:
@@ -105,13 +113,12 @@ class Naming:
     def _keep(self, key: CodeKey, code: Code | str) -> None:
         self._forget(key)
         self._codes[key] = code
-        self._bytes += len(code.table) if isinstance(code, Code) else 0
+        self._bytes += _size(code)
         while len(self._codes) > MAX_CODES or self._bytes > MAX_BYTES:
             self._forget(next(iter(self._codes)))
 
     def _forget(self, key: CodeKey) -> None:
-        old = self._codes.pop(key, None)
-        self._bytes -= len(old.table) if isinstance(old, Code) else 0
+        self._bytes -= _size(self._codes.pop(key, ""))
 
     def gone(self, process: int) -> None:
         """Forget the code objects of a process."""

@@ -247,3 +247,16 @@ def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
     until(lambda: (changed.extend(it.changed()), len(changed) == 2)[1], "they are looked at")
     assert (it.python(11), it.python(13)) == ("3.11.2", "3.11.2")
     it.close()
+
+
+def test_frames_of_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framerows, "MAX_TEXT", 100)
+    monkeypatch.setattr(framerows, "MAX_SENTENCES", 2)
+    table = FrameTable()
+    for i in range(5):
+        table.frame(1, (framerows.PYTHON, f"{i}" * 40, "", 1, "", 0, ""))
+        table.frame(1, status(f"lost {i}"))
+    frames, _ = table.rows()
+    kept = ["0" * 40, "lost 0", "1" * 40, "lost 1", "not kept: more than 200,000 frames"]
+    assert frames["function"].tolist() == kept
+    assert table.refused == 6
