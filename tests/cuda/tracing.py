@@ -113,7 +113,9 @@ def family(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def tracing(
-    *probes: type[BpfProbe], flavour: str = "driver", everybody: bool = False,
+    *probes: type[BpfProbe],
+    flavour: str = "driver",
+    everybody: bool = False,
     unwind: bool = False,
 ) -> Iterator[Tracing]:
     """``probes`` and Cuda, in the simulated driver of a flavour.  Tests that run at the same time
