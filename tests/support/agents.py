@@ -59,8 +59,8 @@ class Watched:
 
 @contextmanager
 def watched(*probes: str | Probe, pids: tuple[int, ...] = ()) -> Iterator[Watched]:
-    """An agent with ``probes`` (by name, or made by the test) and those that they require, once each
-    of them has said what became of it."""
+    """An agent with ``probes`` (by name, or made by the test) and those that they require, once
+    each of them has said what became of it."""
     chosen = [p for p in probes if not isinstance(p, str)]
     named = [p for p in probes if isinstance(p, str)]
     chosen += select(named) if named else []
