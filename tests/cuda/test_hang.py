@@ -79,7 +79,7 @@ def test_a_thread_that_hangs_in_a_synchronize(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             (told,) = json.loads(done.stdout)["open_calls"]
             assert told["function"] == "cuCtxSynchronize"
-            assert 2 < told["for_s"] <= TOOK
+            assert 1 < told["for_s"] <= TOOK  # as of the last row, which may be a second old
             assert process.stdout.readline() == "returned\n"
             end = w.pass_by()
             assert open_calls(w.session, end) == ()

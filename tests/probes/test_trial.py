@@ -84,9 +84,7 @@ def test_a_place_that_is_wrong_falls_back_to_the_first_instruction(
     assert "stack" in verdict.entries["cuNever"].why
 
 
-def test_a_function_that_a_probe_changes_is_refused(
-    bench: trial.Bench, liars: Path
-) -> None:
+def test_a_function_that_a_probe_changes_is_refused(bench: trial.Bench, liars: Path) -> None:
     fd, found = opened(liars)
     try:
         verdict = bench.try_out(fd, found, ["cuDies", "cuGood", "cuReads"])
