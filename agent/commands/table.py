@@ -260,7 +260,7 @@ VERBS: tuple[Verb, ...] = (
     ),
 )  # fmt: skip
 
-SUMMARY = "One clock for softirqs, TCP retransmits and scheduling on hosts that serve LLMs."
+SUMMARY = "One clock for softirqs, TCP retransmits and CUDA calls on hosts that serve LLMs."
 
 EXIT_CODES: tuple[tuple[str, str], ...] = (
     ("0", "all went well"),
