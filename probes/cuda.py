@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dsprobe.probes import cudamaps, functions, processes
+from dsprobe.probes import cudamaps, functions, opencalls, processes
 from dsprobe.probes.btf import Btf, BtfError
 from dsprobe.probes.cudamaps import Places
 from dsprobe.probes.driver import Driver
@@ -173,10 +173,9 @@ class Cuda(BpfProbe):
             self._pending.append((META_STRING, rows))
         return number
 
-    def functions(self, cookies: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
-        """Rows of ``cuda_functions`` that these cookies of uprobes stand for."""
-        rows: npt.NDArray[Any] = self._table[np.minimum(cookies, len(self._table) - 1)]
-        return rows
+    def open_calls(self, now: int) -> npt.NDArray[Any]:
+        """Those that have gone on for long (:data:`~dsprobe.probes.opencalls.OPEN`)."""
+        return opencalls.open_calls(self.threads.live, self._table, now)
 
     def library(self, driver: Driver, returns: bool = True) -> tuple[list[Uprobe], Rows]:
         """Probes for a library, and where they sit (``meta.placement``).
@@ -354,6 +353,7 @@ class Cuda(BpfProbe):
         cells = self._cells.live.copy()
         before = np.zeros(len(cells), cudamaps.CELL)
         before[: len(self._before)] = self._before
+        opencalls.stand_in(cells, before, self.open_calls(now), now)
         changed = np.zeros(len(cells), bool)
         for name in ("count", "failed", "busy", "bytes"):
             changed |= cells[name] != before[name]

@@ -68,7 +68,7 @@ def grouped(keys: npt.NDArray[np.int64]) -> list[npt.NDArray[np.intp]]:
 
 
 def threads_in(*kinds: str) -> Callable[[Rows, Edges], Values]:
-    """Threads that stood in calls of these kinds, on average; a call counts when it returns."""
+    """Threads that stood in calls of these kinds, on average."""
     numbers = [cuda.CALL_KINDS.index(kind) for kind in kinds]
 
     def compute(rows: Rows, edges: Edges) -> Values:

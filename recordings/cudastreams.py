@@ -150,7 +150,11 @@ CUDA_CALLS = Stream(
         Field("copy", "u1", "enum", "direction", names=COPIES),
         _count("count", "calls begun"),
         _count("failed", "calls that returned an error"),
-        _time("busy", "time inside calls that returned; 0 where returns are not traced"),
+        _time(
+            "busy",
+            "time inside calls, of those that go on since long up to t; 0 where returns"
+            " are not traced",
+        ),
         _bytes("bytes", "bytes copied, set or allocated by calls that returned 0"),
         Field("hist", "<u4", "count", "log2 histogram of durations (ns)", LAUNCH_SLOTS),
     ),

@@ -13,6 +13,7 @@ import pytest
 from dsprobe.probes.calls import EVERY_NS, Calls
 from dsprobe.probes.functions import of_symbol
 from dsprobe.probes.launches import Launches
+from dsprobe.probes.opencalls import LONG_NS
 from dsprobe.recordings.cudastreams import CALL_KINDS, COPIES
 from tests.cuda.test_launches import work
 from tests.cuda.tracing import last, tracing
@@ -202,3 +203,30 @@ def test_a_call_that_does_not_return_is_told_of_while_it_lasts(tmp_path: Path) -
         waiting.join(20)
         calls = next(p for p in tr.tracer.probes if isinstance(p, Calls))
         assert calls.collect(int(row["t"]) + 10 * EVERY_NS) == []
+
+
+def test_the_time_of_a_call_is_told_while_it_lasts_and_once(tmp_path: Path) -> None:
+    stuck = parse({"kernels": {"stuck": {"us": 700_000}}})
+    with tracing(Calls) as tr, Target(tmp_path, stuck) as t:
+        t.start()
+        module = t.ok("cuModuleLoadData", OUT, "image")
+        f = t.ok("cuModuleGetFunction", OUT, module, "stuck")
+        t.ok("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
+        tr.step()
+        waiting = threading.Thread(target=lambda: t.ok("cuStreamSynchronize", 0))
+        waiting.start()
+        while waiting.is_alive():
+            tr.step()
+            waiting.join(0.05)
+        tr.step()
+        (name,) = (i for i, text in tr.names().items() if text == "cuStreamSynchronize")
+        rows = tr.rows("cuda.calls")
+        rows = rows[rows["function"] == name]
+        # One thread never stands in more than one call; the first row has what was not yet long.
+        first, *rest = rows[rows["busy"] > 0]
+        assert first["busy"] <= first["dt"] + LONG_NS
+        assert len(rest) > 3
+        assert all(row["busy"] <= row["dt"] + 1_000_000 for row in rest)
+        (call,) = tr.rows("cuda.call")[tr.rows("cuda.call")["function"] == name]
+        assert int(rows["busy"].sum()) == int(call["duration"])
+        assert rows["count"].sum() == rows["hist"].sum() == 1
