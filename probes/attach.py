@@ -40,7 +40,8 @@ def attach(program: Program, fd: int, cpus: Iterable[int], maps: Mapping[str, Ma
     links: list[int] = []
     try:
         if program.kind == "tail":
-            syscalls.put_program(maps[program.target].fd, 0, fd)
+            array, _, index = program.target.rstrip("]").partition("[")
+            syscalls.put_program(maps[array].fd, int(index or 0), fd)
         elif program.late:
             pass
         elif program.kind == "raw_tracepoint":

@@ -27,6 +27,8 @@ class Calls(BpfProbe):
     programs = (
         Program("calls_enter", "uprobe"),
         Program("calls_return", "uretprobe"),
+        Program("calls_batch", "tail", "calls_programs"),
+        Program("calls_tell", "tail", "stack_users[0]"),
     )
     rings: ClassVar = {"cuda_call": CUDA_CALL}
 

@@ -158,6 +158,23 @@ static __always_inline struct thread *cuda_thread(void)
 	return i ? cuda_threads.lookup(&i) : NULL;
 }
 
+/* The thread that runs, if it was ever seen to call anything. */
+static __always_inline struct thread *cuda_known(void)
+{
+	u64 task = bpf_get_current_task(), key = bpf_get_current_pid_tgid();
+	u32 slot = cuda_near_slot(task);
+	u64 *near = cuda_near.lookup(&slot);
+	u64 seen = near ? *near : 0;
+	u32 i = seen & 0xffff;
+	if (!i || seen >> 16 != task << 16 >> 16) {
+		u32 *at = cuda_threads_of.lookup(&key);
+		if (!at)
+			return NULL;
+		i = *at;
+	}
+	return cuda_threads.lookup(&i);
+}
+
 /* The task ends: another one may come to lie where it did. */
 static __always_inline void cuda_forget_task(u64 task)
 {
@@ -320,7 +337,7 @@ static __always_inline struct call *cuda_enter(struct pt_regs *ctx, struct threa
 static __always_inline struct call *cuda_leave(struct pt_regs *ctx, struct thread **thread,
 					       struct function **function)
 {
-	struct thread *t = cuda_thread();
+	struct thread *t = cuda_known();
 	if (!t || !t->depth)
 		return NULL;
 	u64 sp = PT_REGS_SP(ctx) - 8; /* the return address has been taken off */
@@ -343,6 +360,31 @@ static __always_inline struct call *cuda_leave(struct pt_regs *ctx, struct threa
 	*thread = t;
 	*function = f;
 	return o;
+}
+
+/* What cuda_enter() has opened, to a program that goes on after one that called it; and in the same
+ * way what cuda_leave() gave.  NULL never happens. */
+static __always_inline struct call *cuda_again(u32 entered, struct thread **thread,
+					       struct function **function)
+{
+	struct thread *t = cuda_known();
+	if (!t)
+		return NULL;
+	struct call *o = &t->open[(t->depth - entered) & (CUDA_DEPTH - 1)];
+	u32 cookie = o->cookie;
+	*thread = t;
+	*function = cuda_functions.lookup(&cookie);
+	return *function ? o : NULL;
+}
+
+static __always_inline struct call *cuda_entered(struct thread **thread, struct function **function)
+{
+	return cuda_again(1, thread, function);
+}
+
+static __always_inline struct call *cuda_left(struct thread **thread, struct function **function)
+{
+	return cuda_again(0, thread, function);
 }
 
 /* Sum up a call that has returned. */

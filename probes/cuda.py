@@ -87,7 +87,9 @@ class Cuda(BpfProbe):
         Program("cuda_exit", "raw_tracepoint", "sched_process_exit"),
         Program("cuda_exec", "raw_tracepoint", "sched_process_exec"),
         Program("cuda_fork", "raw_tracepoint", "sched_process_fork"),
-        Program("stack_first_sight", "uretprobe", required=False, otherwise="stacks are lost"),
+        Program("stack_walked", "tail", "stack_programs[0]", False, "there are no stacks"),
+        Program("stack_first_sight", "tail", "stack_programs[1]", False, "stacks are lost"),
+        Program("stack_send", "tail", "stack_programs[2]", False, "stacks are lost"),
     )
     rings: ClassVar = {"cuda_seen": _SEEN, **Stacks.rings}
     INIT_SLOT: ClassVar[int] = 0
@@ -153,9 +155,6 @@ class Cuda(BpfProbe):
         self._before = np.zeros(0, cudamaps.CELL)
         self.config["slow_ns"] = SLOW_NS
         self.set_budget(BUDGET)
-
-    def link(self, programs: Mapping[str, int]) -> None:
-        self.stacks.link(programs)
 
     def set_budget(self, per_second: int) -> None:
         """How many single events of each kind a process may cause."""

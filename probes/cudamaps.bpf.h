@@ -61,6 +61,8 @@ struct call {
 	u64 a[6];       /* arguments in registers */
 	u64 stream, bytes; /* for whoever opened it */
 	u32 cookie, copy;
+	u64 end;        /* when it returned, for programs that go on after cuda_leave() */
+	u32 stack, then; /* what stack_take() found, and the program that waits for it */
 };
 
 struct cuda_gap {       /* the longest of one interval between two readings */

@@ -30,7 +30,8 @@ FUNCTION = np.dtype(
 )  # fmt: skip
 CALL = np.dtype(
     [("sp", "<u8"), ("ret", "<u8"), ("t", "<u8"), ("a", "<u8", 6), ("stream", "<u8"),
-     ("bytes", "<u8"), ("cookie", "<u4"), ("copy", "<u4")]
+     ("bytes", "<u8"), ("cookie", "<u4"), ("copy", "<u4"), ("end", "<u8"), ("stack", "<u4"),
+     ("then", "<u4")]
 )  # fmt: skip
 GAP = np.dtype(
     [("longest", "<u8"), ("end", "<u8"), ("within_time", "<u8"), ("within", "<u4"),

@@ -19,62 +19,94 @@
 	more = STACK_IF_READ(wide, stack_read(to + (n & 511), wide & 511, p + n)); \
 } while (0)
 
-/* Copy what names the code objects of a stack, once each; whether there was room for all. */
-static __always_inline int stack_names(struct python *python, u32 process, u32 pid,
-				       struct cuda_stack *r)
+#define STACK_NAMED 8 /* frames that one run of stack_first_sight looks at: BPF lets it go on some 30 times */
+
+/* Copy what names a code object; whether there was room. */
+static __always_inline int stack_name(struct python *python, struct stack_new *new, u64 code,
+				      u64 *names, u32 signature)
 {
-	struct stack_frame *frames = (struct stack_frame *)r->frames;
-	u64 names[4] = {}, p, n;
-	u64 name = python->name, table = python->table;
-	u64 to_names = python->code_names, to_first = python->code_first;
+	u64 name = python->name, table = python->table, p, n, wide;
 	u64 length = python->text_length, text = python->text_size;
-	u64 bytes = python->bytes_length, data = python->bytes_data;
-	struct stack_code key = { .process = process };
+	struct cuda_code *c = cuda_code.ringbuf_reserve(sizeof(*c));
+	s32 first = 0;
+
+	cuda_code_counted(!c);
+	if (!c)
+		return 0;
+	c->t = bpf_ktime_get_ns();
+	c->code = code;
+	c->process = new->key.process;
+	c->pid = new->pid;
+	c->signature = signature;
+	c->python = python->number;
+	stack_read(&first, 4, code + python->code_first);
+	c->first = first;
+	p = names[0];
+	n = 0;
+	stack_read(&n, 8, p + length);
+	STACK_TEXT(c->file, c->file_size, c->file_wide);
+	p = names[name & 3];
+	n = 0;
+	stack_read(&n, 8, p + length);
+	STACK_TEXT(c->name, c->name_size, c->name_wide);
+	p = names[table & 3];
+	n = 0;
+	stack_read(&n, 8, p + python->bytes_length);
+	c->whole = STACK_BOUND(n, 31);
+	n = STACK_BOUND(n, 11);
+	c->table_size = STACK_IF_READ(n, stack_read(c->table, n & 2047, p + python->bytes_data));
+	cuda_code.ringbuf_submit(c, BPF_RB_NO_WAKEUP);
+	return 1;
+}
+
+/* Send the names of the next frames' code objects, once each; whether there may be more. */
+static __always_inline int stack_names(struct python *python, struct stack_new *new)
+{
+	u64 frame[16] = {}, names[4] = {}, at = new->at;
+	u64 to_code = python->frame_code & 0x78, to_previous = python->frame_previous & 0x78;
+	u64 size = python->frame_size & 0x7f, to_names = python->code_names;
+	struct stack_code key = { .process = new->key.process };
 
 	#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < STACK_FRAMES; i++) {
-		if (i >= *(volatile u32 *)&r->count)
-			break;
-		u32 signature = frames[i].signature;
-		if (!signature)
-			continue;
-		key.code = frames[i].code;
-		u32 *have = stack_codes.lookup(&key);
-		if (have && *have == signature)
-			continue;
-		struct cuda_code *c = cuda_code.ringbuf_reserve(sizeof(*c));
-		cuda_code_counted(!c);
-		if (!c)
+	for (u32 i = 0; i < STACK_NAMED; i++) {
+		if (!at || stack_read(frame, size, at))
 			return 0;
-		c->t = bpf_ktime_get_ns();
-		c->code = key.code;
-		c->process = process;
-		c->pid = pid;
-		c->signature = signature;
-		c->python = python->number;
-		s32 first = 0;
-		stack_read(&first, 4, key.code + to_first);
-		c->first = first;
+		key.code = *(u64 *)((u8 *)frame + to_code) & ~7ULL;
+		at = *(u64 *)((u8 *)frame + to_previous);
 		stack_read(names, 32, key.code + to_names);
-		u64 wide;
-		p = names[0];
-		n = 0;
-		stack_read(&n, 8, p + length);
-		STACK_TEXT(c->file, c->file_size, c->file_wide);
-		p = names[name & 3];
-		n = 0;
-		stack_read(&n, 8, p + length);
-		STACK_TEXT(c->name, c->name_size, c->name_wide);
-		p = names[table & 3];
-		n = 0;
-		stack_read(&n, 8, p + bytes);
-		c->whole = STACK_BOUND(n, 31);
-		n = STACK_BOUND(n, 11);
-		c->table_size = STACK_IF_READ(n, stack_read(c->table, n & 2047, p + data));
-		cuda_code.ringbuf_submit(c, BPF_RB_NO_WAKEUP);
+		u32 signature = stack_signature(names, python->table_mask);
+		u32 *have = stack_codes.lookup(&key);
+		if (!signature || (have && *have == signature))
+			continue;
+		if (!stack_name(python, new, key.code, names, signature)) {
+			new->kept = 0;
+			return 0;
+		}
 		stack_codes.update(&key, &signature);
 	}
-	return 1;
+	new->at = at;
+	new->named += STACK_NAMED;
+	return at && new->named < STACK_FRAMES;
+}
+
+int stack_first_sight(struct pt_regs *ctx)
+{
+	u64 thread = bpf_get_current_pid_tgid();
+	struct stack_new *new = stacks_new.lookup(&thread);
+	struct python *python;
+	u64 at = 0;
+
+	if (!new)
+		return 0;
+	python = new->state ? pythons.lookup(&new->pid) : 0;
+	if (python) {
+		if (!new->named && stack_innermost(python, new->state, &at))
+			new->at = at;
+		if (stack_names(python, new))
+			stack_programs.call(ctx, STACK_NAMES);
+	}
+	stack_programs.call(ctx, STACK_SEND);
+	return 0;
 }
 
 #if NATIVE_STACKS
@@ -112,18 +144,19 @@ static __always_inline int stack_copy(struct pt_regs *ctx, struct stack_new *new
 }
 #endif
 
-int stack_first_sight(struct pt_regs *ctx)
+int stack_send(struct pt_regs *ctx)
 {
 	u64 thread = bpf_get_current_pid_tgid();
 	struct stack_new *found = stacks_new.lookup(&thread), new;
 	struct stack_walk again = {};
 	struct python *python;
 	struct cuda_stack *r;
-	int kept = 1;
+	u32 kept;
 
 	if (!found)
 		return 0;
 	new = *found;
+	kept = new.kept;
 	stacks_new.delete(&thread);
 	r = cuda_stack.ringbuf_reserve(sizeof(*r));
 	cuda_stack_counted(!r);
@@ -146,9 +179,7 @@ int stack_first_sight(struct pt_regs *ctx)
 	if (python && new.state)
 		stack_walk(python, new.state, (struct stack_frame *)r->frames, &again);
 	r->second = again.hash;
-	r->count = again.count; /* read back below: the verifier then takes it for any number */
-	if (python && new.state)
-		kept = stack_names(python, new.key.process, new.pid, r);
+	r->count = again.count;
 #if NATIVE_STACKS
 	kept &= stack_copy(ctx, &new);
 #endif

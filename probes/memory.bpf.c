@@ -48,7 +48,7 @@ int memory_alloc_begin(struct pt_regs *ctx)
 	return 0;
 }
 
-static __always_inline int memory_allocated(struct pt_regs *ctx, u32 *stack)
+int memory_alloc_return(struct pt_regs *ctx)
 {
 	struct thread *t;
 	struct function *f;
@@ -57,15 +57,28 @@ static __always_inline int memory_allocated(struct pt_regs *ctx, u32 *stack)
 		return 0;
 	s32 result = PT_REGS_RC(ctx);
 	u64 now = bpf_ktime_get_ns();
-	u32 kind = f->memory, process = t->process;
-	struct memory_block b = { .bytes = memory_size(f, c, result), .born = now, .kind = kind };
-	struct memory_key k = { .process = process, .space = memory_space(kind) };
 
-	cuda_count(t, f, now - c->t, b.bytes, result != 0);
+	c->end = now;
+	c->bytes = memory_size(f, c, result);
+	c->stack = 0;
+	cuda_count(t, f, now - c->t, c->bytes, result != 0);
 	if (f->form == FORM_RETAIN)
 		return result ? 0 : vmm_retain(t, c, now);
 	if (!result)
-		b.stack = *stack = stack_id(ctx, t, c->ret);
+		stack_take(ctx, c, STACK_OF_MEMORY);
+	stack_users.call(ctx, STACK_OF_MEMORY);
+	return 0;
+}
+
+static __always_inline int memory_enter(struct pt_regs *ctx, struct thread *t, struct function *f,
+					struct call *c)
+{
+	s32 result = PT_REGS_RC(ctx);
+	u64 now = c->end;
+	u32 kind = f->memory, process = t->process;
+	struct memory_block b = { .bytes = c->bytes, .born = now, .kind = kind, .stack = c->stack };
+	struct memory_key k = { .process = process, .space = memory_space(kind) };
+
 	if (kind == MEMORY_MAPPED)
 		return vmm_map(t, f, c, &b, result, now);
 	if (!result) {
@@ -97,11 +110,16 @@ event:
 	return 0;
 }
 
-int memory_alloc_return(struct pt_regs *ctx)
+/* An allocation has returned, and its stack is taken: enter it into the books. */
+int memory_allocated(struct pt_regs *ctx)
 {
-	u32 stack = 0;
-	memory_allocated(ctx, &stack);
-	stacks_finish(ctx, stack);
+	struct thread *t;
+	struct function *f;
+	struct call *c = cuda_left(&t, &f);
+	if (!c)
+		return 0;
+	memory_enter(ctx, t, f, c);
+	stacks_finish(ctx, c->stack);
 	return 0;
 }
 
@@ -141,7 +159,7 @@ int memory_free_begin(struct pt_regs *ctx)
 	if (f->memory == MEMORY_PHYSICAL)
 		return vmm_release_begin(t, c);
 	if (f->memory == MEMORY_MAPPED)
-		return vmm_unmap_begin(t, c);
+		return vmm_unmap_begin(ctx, c);
 	struct memory_key k = { .process = t->process, .space = memory_space(f->memory),
 				.address = c->a[0] };
 	struct memory_block b = {};
@@ -183,7 +201,7 @@ int memory_free_return(struct pt_regs *ctx)
 	if (f->memory == MEMORY_PHYSICAL)
 		return vmm_release(t, f, c, result, now);
 	if (f->memory == MEMORY_MAPPED)
-		return vmm_unmap(t, f, c, result, now);
+		return vmm_unmapped(ctx, c, now);
 	if (!k.address && !result)
 		return 0; /* freeing NULL is nothing */
 	if (held == HELD_BLOCK) {

@@ -74,8 +74,11 @@ class Memory(BpfProbe):
     programs = (
         Program("memory_alloc_begin", "uprobe"),
         Program("memory_alloc_return", "uretprobe"),
+        Program("memory_allocated", "tail", "stack_users[1]"),
         Program("memory_free_begin", "uprobe"),
+        Program("memory_unmap", "tail", "memory_programs[0]"),
         Program("memory_free_return", "uretprobe"),
+        Program("memory_unmapped", "tail", "memory_programs[1]"),
         Program("context_begin", "uprobe"),
         Program("context_return", "uretprobe"),
     )

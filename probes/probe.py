@@ -75,8 +75,8 @@ class Program:
     ``kind`` is ``raw_tracepoint`` (``target`` names it), ``cpu_clock`` (``target`` is the period
     in ns, on every CPU), or ``uprobe`` and ``uretprobe``: those are only loaded at first, and
     attached to libraries as these are found (:class:`Uprobe`).  ``tail`` is a program that uprobe
-    programs go on with, as the first of the BPF_PROG_ARRAY ``target``.  Without a ``required``
-    program the probe says nothing; without another one it goes on, and coverage says
+    programs go on with, in the BPF_PROG_ARRAY ``target``, first or as in ``NAME[1]``.  Without a
+    ``required`` program the probe says nothing; without another one it goes on, and coverage says
     ``otherwise``.
     """
 
@@ -143,12 +143,6 @@ class BpfProbe(Probe):
 
     def open(self, maps: Mapping[str, Map]) -> None:
         """Take the maps; called once, before any program is attached."""
-
-    def link(self, programs: Mapping[str, int]) -> None:
-        """Take the descriptors of the programs that are loaded; called after :meth:`open`.
-
-        To override where one program goes on to another.  Raises OSError.
-        """
 
     def took(self, ring: str, rows: Rows) -> list[Batch]:
         """What to publish of the records that ``ring`` held: these, as they are.

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Stacks of threads inside a call: Python's frames, read from the interpreter's own structures.
  *
- * stack_id() walks them and hashes what it sees, writing nothing; a stack known by its hash costs no
- * more.  At the first sight of one stacks_finish() goes on to the program stack_first_sight: the
- * frames go out on the ring cuda_stack, and what names their code objects on cuda_code before that,
- * as those may be gone when user space looks.  It is a program of its own for the verifier, which
- * would walk it once for each way through each program that takes stacks.
+ * stack_take() goes on to the program stack_walked, which walks them and hashes what it sees, writing
+ * nothing; a stack known by its hash costs no more.  At the first sight of one stacks_finish() goes on
+ * to stack_first_sight: what names the code objects goes out on the ring cuda_code, as those may be
+ * gone when user space looks, and then the frames on cuda_stack.  These are programs of their own for
+ * the verifier, which would walk them once for each way through each program that takes stacks.
  *
  * Every address here comes from the process: a read that fails leaves zeros and ends the walk, and
  * loops are bounded.  Uprobe programs can be preempted, so nothing is kept in per-CPU memory.
@@ -33,7 +33,7 @@ struct python {
 	u16 thread_next, thread_id, thread_frame, cframe_frame; /* cframe_frame 0xffff: none between */
 	u8 frame_code, frame_previous, frame_instr, frame_owner, frame_size;
 	u8 code_first, name, table; /* the latter two: which of four pointers from code_names on */
-	u16 code_names, pad;
+	u16 code_names, zero;
 	u8 text_length, text_size, bytes_length, bytes_data;
 	u64 instr_mask; /* 3.10: f_lasti is an int */
 	u64 table_mask; /* 3.10: three pointers; the word after co_linetable changes */
@@ -63,6 +63,8 @@ struct stack_new { /* a stack that its thread sees for the first time */
 	struct stack_key key;
 	u64 state, first;
 	u32 id, status, pid, python;
+	u64 at; /* the frame whose code is to be named next */
+	u32 named, kept; /* frames so far; whether there was room for all that was to be sent */
 };
 
 BPF_HASH(pythons, u32, struct python, 16384); /* by PID in dsprobe's own PID namespace */
@@ -70,7 +72,10 @@ BPF_HASH(stack_ids, struct stack_key, u32, STACKS);
 BPF_TABLE("lru_hash", struct stack_code, u32, stack_codes, 65536);
 BPF_TABLE("lru_hash", u64, u64, stack_threads, 16384); /* thread state of each thread */
 BPF_HASH(stacks_new, u64, struct stack_new, 8192); /* by pid_tgid */
-BPF_PROG_ARRAY(stack_programs, 1);
+enum { STACK_TAKE, STACK_NAMES, STACK_SEND };
+BPF_PROG_ARRAY(stack_programs, 3);
+enum { STACK_OF_CALL, STACK_OF_MEMORY };
+BPF_PROG_ARRAY(stack_users, 2); /* that go on when the stack of a call was taken */
 BPF_QUEUE(stacks_lost, u32, 16384); /* numbers that were given and of which nothing was sent */
 MMAP_ARRAY(stack_numbers, u64, 2); /* given so far; times that there was none to give */
 RING(cuda_stack, 512);
@@ -146,7 +151,8 @@ static __always_inline void stacks_gone(u64 task)
  * has a state in each; which of them runs is not told. */
 static __always_inline u64 stack_thread(struct python *python, u64 fs, u32 *status)
 {
-	u64 key = bpf_get_current_pid_tgid(), interpreter = 0, state = 0, id = 0, other = 0, match = 0;
+	u64 key = bpf_get_current_pid_tgid(), interpreter = 0, state = 0, id = 0, other = 0;
+	u64 match = python->zero; /* from memory, so that the verifier takes it for any number */
 	u64 to_next = python->interpreter_next, to_threads = python->interpreter_threads;
 	u64 next = python->thread_next, to_id = python->thread_id;
 	u64 *hit = stack_threads.lookup(&key);
@@ -203,6 +209,15 @@ static __always_inline u32 stack_signature(u64 *names, u64 table)
 	return x ^ x >> 32;
 }
 
+/* Address of a thread state's innermost frame, 0 for none; whether it could be read. */
+static __always_inline int stack_innermost(struct python *python, u64 state, u64 *at)
+{
+	if (stack_read(at, 8, state + python->thread_frame))
+		return 0;
+	return python->cframe_frame == 0xffff || !*at ||
+	       !stack_read(at, 8, *at + python->cframe_frame);
+}
+
 /* Walk from a thread state outwards; frames are written where `out` is given. */
 static __always_inline void stack_walk(struct python *python, u64 state, struct stack_frame *out,
 				       struct stack_walk *walk)
@@ -215,9 +230,7 @@ static __always_inline void stack_walk(struct python *python, u64 state, struct 
 	u32 i;
 
 	walk->status = STACK_UNREADABLE;
-	if (stack_read(&at, 8, state + python->thread_frame))
-		return;
-	if (python->cframe_frame != 0xffff && at && stack_read(&at, 8, at + python->cframe_frame))
+	if (!stack_innermost(python, state, &at))
 		return;
 	walk->status = STACK_DEEP;
 	#pragma clang loop unroll(disable)
@@ -251,8 +264,7 @@ static __always_inline void stack_walk(struct python *python, u64 state, struct 
 	walk->hash = hash;
 }
 
-/* The number of the calling thread's stack; `ret` is where its call of the driver returns to.  To be
- * called at that return, by a program that ends with stacks_finish(). */
+/* The number of the calling thread's stack; `ret` is where its call of the driver returns to. */
 static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 ret)
 {
 	u64 task = bpf_get_current_task(), fs = 0, state = 0, thread = bpf_get_current_pid_tgid();
@@ -295,6 +307,7 @@ static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 r
 	new.state = state;
 	new.first = walk.hash;
 	new.status = walk.status;
+	new.kept = 1;
 	if (stacks_new.update(&thread, &new)) {
 		cuda_stack_counted(1);
 		stack_ids.delete(&new.key);
@@ -303,7 +316,28 @@ static __always_inline u32 stack_id(struct pt_regs *ctx, struct thread *t, u64 r
 	return new.id;
 }
 
-/* The end of a program that took stack `id`: sends what is new of it, and does not return then. */
+int stack_walked(struct pt_regs *ctx)
+{
+	struct thread *t;
+	struct function *f;
+	struct call *o = cuda_left(&t, &f);
+
+	if (!o)
+		return 0;
+	o->stack = stack_id(ctx, t, o->ret);
+	stack_users.call(ctx, o->then);
+	return 0;
+}
+
+/* Take the stack of a call that has returned, and go on with program `then` of stack_users, which
+ * finds it in the call, and ends with stacks_finish().  Returns where stacks cannot be taken. */
+static __always_inline void stack_take(struct pt_regs *ctx, struct call *o, u32 then)
+{
+	o->then = then;
+	stack_programs.call(ctx, STACK_TAKE);
+}
+
+/* The end of a program that had stack `id` taken: sends what is new of it, and does not return then. */
 static __always_inline void stacks_finish(struct pt_regs *ctx, u32 id)
 {
 	u64 thread = bpf_get_current_pid_tgid();
@@ -311,7 +345,7 @@ static __always_inline void stacks_finish(struct pt_regs *ctx, u32 id)
 
 	if (!new)
 		return;
-	stack_programs.call(ctx, 0);
+	stack_programs.call(ctx, STACK_NAMES);
 	cuda_stack_counted(1); /* the program is not there */
 	stack_ids.delete(&new->key);
 	stacks_new.delete(&thread);

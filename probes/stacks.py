@@ -124,13 +124,8 @@ class Stacks:
     def open(self, maps: Mapping[str, Map]) -> None:
         """Take the maps that are ours."""
         self._maps = Table(maps["pythons"]), Table(maps["stack_ids"])
-        self._programs, self._untold = Table(maps["stack_programs"]), Table(maps["stacks_lost"])
+        self._untold = Table(maps["stacks_lost"])
         self._numbers = MappedArray(maps["stack_numbers"], np.dtype([("n", "<u8")]))
-
-    def link(self, programs: Mapping[str, int]) -> None:
-        """Have stack_id() go on to stack_first_sight, if that is loaded.  Raises OSError."""
-        if fd := programs.get("stack_first_sight"):
-            self._programs.set(bytes(4), fd.to_bytes(4, "little"))
 
     # -- processes ----------------------------------------------------------------------------
 

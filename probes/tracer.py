@@ -98,7 +98,6 @@ class Tracer:
                 a.rings[name] = (ring, stream, count)
                 a.lost[name] = 0
             probe.open(loaded.maps)
-            probe.link(fds)
         except (OSError, ValueError, KeyError) as e:
             self._release(a)
             why = "; ".join(loaded.broken.values()) or f"its maps cannot be read: {e}"

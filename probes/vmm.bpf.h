@@ -6,7 +6,7 @@
  * cuMemUnmap, cuMemRetainAllocationHandle). */
 
 #define VMM_GRANULARITY (2ULL << 20) /* of addresses: cuMemGetAllocationGranularity */
-#define VMM_RANGE 16 /* mappings of one call that are dealt with here; the verifier walks each */
+#define VMM_RANGE 16 /* mappings of one call that are dealt with here: a program goes on with itself */
 
 /* What the way in took, until the way out knows whether the call worked. */
 enum vmm_held { VMM_UNKNOWN, VMM_DROPPED, VMM_TAKEN };
@@ -19,6 +19,9 @@ struct vmm_unmapping {
 
 /* Ranges are rarely of more than one mapping; threads can be in the call at once. */
 BPF_F_TABLE("hash", struct vmm_key, struct vmm_unmapping, vmm_unmapping, 16384, BPF_F_NO_PREALLOC);
+
+enum { MEMORY_UNMAP, MEMORY_UNMAPPED };
+BPF_PROG_ARRAY(memory_programs, 2);
 
 static __always_inline void vmm_physical_key(struct memory_key *k, u32 process, u64 handle)
 {
@@ -206,41 +209,52 @@ static __always_inline int vmm_release(struct thread *t, struct function *f, str
 	return 0;
 }
 
-/* cuMemUnmap(address, bytes): takes all mappings in the range, whole ones only. */
-static __always_inline int vmm_unmap_begin(struct thread *t, struct call *c)
+/* cuMemUnmap(address, bytes): takes all mappings in the range, whole ones only.  One at a time:
+ * a[2] is where the next may be, 0 after the last, and `bytes` counts them. */
+static __always_inline int vmm_unmap_begin(struct pt_regs *ctx, struct call *c)
 {
-	u64 at = c->a[0], end = at + c->a[1];
-	u32 i;
-	struct memory_key k = { .process = t->process, .space = MEMORY_MAPPED };
+	c->a[2] = c->a[0];
+	memory_programs.call(ctx, MEMORY_UNMAP);
+	return 0;
+}
 
-	#pragma clang loop unroll(disable)
-	for (i = 0; i < VMM_RANGE; i++) {
-		if (at >= end)
-			break;
-		k.address = at;
-		struct memory_mapping *m = memory_mapped.lookup(&k);
-		if (!m || !m->b.bytes) {
-			at += VMM_GRANULARITY;
-			continue;
-		}
-		struct vmm_unmapping u = { .mapping = m->b, .address = at,
-					   .handle = m->handle, .process = t->process };
-		at += u.mapping.bytes;
-		if (at > end || memory_mapped.delete(&k))
-			continue;
-		u.held = vmm_drop(t->process, u.handle, 1, &u.physical);
-		struct vmm_key place = { .thread = t->id, .index = i };
-		if (vmm_unmapping.update(&place, &u)) {
-			vmm_mapping_gone(t->process, u.handle, u.held, u.address, &u.mapping,
-					 &u.physical, c->t);
-			memory_note(NOTE_LOST);
-		}
-	}
-	if (at < end && !(c->a[0] + c->a[1] < c->a[0]))
-		c->a[2] = at;
-	else
+int memory_unmap(struct pt_regs *ctx)
+{
+	struct thread *t;
+	struct function *f;
+	struct call *c = cuda_entered(&t, &f);
+	if (!c)
+		return 0;
+	u64 at = c->a[2], end = c->a[0] + c->a[1];
+	u32 i = c->bytes, process = t->process;
+	struct memory_key k = { .process = process, .space = MEMORY_MAPPED, .address = at };
+
+	if (at >= end) {
 		c->a[2] = 0;
-	c->bytes = i;
+		return 0;
+	}
+	if (i >= VMM_RANGE)
+		return 0;
+	c->bytes = i + 1;
+	struct memory_mapping *m = memory_mapped.lookup(&k);
+	if (!m || !m->b.bytes) {
+		c->a[2] = at + VMM_GRANULARITY;
+		goto next;
+	}
+	struct vmm_unmapping u = { .mapping = m->b, .address = at, .handle = m->handle,
+				   .process = process };
+	at += u.mapping.bytes;
+	c->a[2] = at;
+	if (at > end || memory_mapped.delete(&k))
+		goto next;
+	u.held = vmm_drop(process, u.handle, 1, &u.physical);
+	struct vmm_key place = { .thread = t->id, .index = i };
+	if (vmm_unmapping.update(&place, &u)) {
+		vmm_mapping_gone(process, u.handle, u.held, u.address, &u.mapping, &u.physical, c->t);
+		memory_note(NOTE_LOST);
+	}
+next:
+	memory_programs.call(ctx, MEMORY_UNMAP);
 	return 0;
 }
 
@@ -268,47 +282,60 @@ static __always_inline void vmm_back(u32 process, struct vmm_unmapping *u)
 	}
 }
 
-static __always_inline int vmm_unmap(struct thread *t, struct function *f, struct call *c, s32 result,
-				     u64 now)
+/* cuMemUnmap has returned.  One mapping after the other: a[3] counts them, a[4] their bytes. */
+static __always_inline int vmm_unmapped(struct pt_regs *ctx, struct call *c, u64 now)
 {
-	u64 bytes = 0;
-	u32 n = c->bytes, process = t->process;
+	c->end = now;
+	c->a[3] = 0;
+	c->a[4] = 0;
+	memory_programs.call(ctx, MEMORY_UNMAPPED);
+	return 0;
+}
 
-	#pragma clang loop unroll(disable)
-	for (u32 i = 0; !result && i < VMM_RANGE && i < n; i++) {
-		struct vmm_key place = { .thread = t->id, .index = i };
-		struct vmm_unmapping *u = vmm_unmapping.lookup(&place);
-		if (!u)
-			continue;
-		bytes += u->mapping.bytes;
-		memory_minus(process, &u->mapping);
-		if (u->held == VMM_TAKEN)
-			memory_minus(process, &u->physical);
-		else if (u->held == VMM_UNKNOWN)
-			memory_forward(LEDGER_UNMAP, process, MEMORY_PHYSICAL, u->handle, 0, c->t);
-		vmm_unmapping.delete(&place);
-	}
-	#pragma clang loop unroll(disable)
-	for (u32 i = 0; result && i < VMM_RANGE && i < n; i++) {
-		struct vmm_key place = { .thread = t->id, .index = i };
-		struct vmm_unmapping *u = vmm_unmapping.lookup(&place);
-		if (!u)
-			continue;
+static __always_inline void vmm_unmapped_one(struct call *c, u32 process, struct vmm_key *place,
+					     s32 result)
+{
+	struct vmm_unmapping *u = vmm_unmapping.lookup(place);
+	if (!u)
+		return;
+	if (result) {
 		vmm_back(process, u);
-		vmm_unmapping.delete(&place);
+	} else {
+		c->a[4] += u->mapping.bytes;
+		vmm_mapping_gone(process, u->handle, u->held, u->address, &u->mapping, &u->physical,
+				 c->t);
+	}
+	vmm_unmapping.delete(place);
+}
+
+int memory_unmapped(struct pt_regs *ctx)
+{
+	struct thread *t;
+	struct function *f;
+	struct call *c = cuda_left(&t, &f);
+	if (!c)
+		return 0;
+	s32 result = PT_REGS_RC(ctx);
+	u32 n = c->bytes, process = t->process;
+	struct vmm_key place = { .thread = t->id, .index = c->a[3] };
+
+	if (place.index < n && n <= VMM_RANGE) {
+		vmm_unmapped_one(c, process, &place, result);
+		c->a[3]++;
+		memory_programs.call(ctx, MEMORY_UNMAPPED);
+		return 0;
 	}
 	struct memory_total *total = memory_total(process, 0, MEMORY_MAPPED);
 	if (!total)
 		return 0;
-	if (result) {
+	u64 bytes = c->a[4];
+	if (result)
 		__sync_fetch_and_add(&total->failed, 1);
-	} else {
-		if (c->a[2])
-			vmm_rest(process, c->a[2], c->a[0] + c->a[1], c->t);
-		else if (bytes != c->a[1] &&
-		    !memory_forward(LEDGER_RANGE, process, MEMORY_MAPPED, c->a[0], c->a[1], c->t))
-			__sync_fetch_and_add(&total->unknown, 1);
-	}
-	memory_event(t, f, total, now, MEMORY_FREE, MEMORY_MAPPED, result, bytes, c->a[0], 0);
+	else if (c->a[2])
+		vmm_rest(process, c->a[2], c->a[0] + c->a[1], c->t);
+	else if (bytes != c->a[1] &&
+		 !memory_forward(LEDGER_RANGE, process, MEMORY_MAPPED, c->a[0], c->a[1], c->t))
+		__sync_fetch_and_add(&total->unknown, 1);
+	memory_event(t, f, total, c->end, MEMORY_FREE, MEMORY_MAPPED, result, bytes, c->a[0], 0);
 	return 0;
 }

@@ -32,10 +32,11 @@ class ByCaller(Memory):
 
     def __init__(self, *, by_size: bool = False, **sizes: int) -> None:
         super().__init__(**sizes)
-        self._stack = "(u32)(c->a[1])" if by_size else "(u32)(ret >> 4)"
+        self._stack = "(u32)((c)->a[1])" if by_size else "(u32)((c)->ret >> 4)"
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
-        return {**super().defines(btf), "stack_id(ctx, t, ret)": self._stack}  # type: ignore[dict-item]
+        taken = {"stack_take(ctx, c, then)": f"(c)->stack = {self._stack}"}
+        return {**super().defines(btf), **taken}  # type: ignore[dict-item]
 
 
 class Host:

@@ -17,10 +17,10 @@ from dsprobe.probes.tracer import Tracer
 
 pytestmark = pytest.mark.bpf
 
-EACH = 250_000
-"""A quarter of what the kernel allows: another version may need more for the same program."""
-ALL = 1_000_000
-"""A second of one CPU: about a microsecond an instruction."""
+EACH = 75_000
+"""The kernel allows a million, but another version may need more for the same program."""
+ALL = 200_000
+"""0.2 s of one CPU: about a microsecond an instruction."""
 _STATS = 4  # BPF_LOG_STATS (kernel/bpf/verifier.c)
 
 
