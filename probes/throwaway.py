@@ -1,9 +1,12 @@
 """A process without privileges that runs code nobody vouches for, and is thrown away.
 
-``python -I -S throwaway.py FD``: FD is a file of machine code (a library or raw code).  It gives up
-all privileges, then obeys the JSON lines on its standard input and answers each with lines on its
-standard output; whatever it does to itself, its parent only sees an answer missing.  It imports
-nothing but the standard library, so that it starts in 20 ms.
+``python -I -S throwaway.py FD PARENT FILTER``: FD is a file of machine code (a library or raw
+code), PARENT the process that it must not outlive, FILTER a seccomp program in hexadecimal ("" for
+code of our own).  It shuts itself in: no other process, network or file is in reach, no privilege
+is left.  Then it obeys the JSON lines on its standard input and answers each with lines on its
+standard output; whatever the code does, its parent only sees an answer missing.
+
+It imports nothing but the standard library, so that it starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from typing import Any
 
 _NOBODY = 65534
-_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 30
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 1 << 17, 1 << 26, 1 << 27
+_CLONE_NEWPID, _CLONE_NEWNET = 1 << 29, 1 << 30
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 1 << 14, 1 << 18
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_SECCOMP_MODE_FILTER = 2
 _LIMITS = (
     (resource.RLIMIT_CPU, 5),  # seconds
     (resource.RLIMIT_AS, 1 << 30),
@@ -27,23 +34,74 @@ _LIMITS = (
     (resource.RLIMIT_NPROC, 0),
     (resource.RLIMIT_MEMLOCK, 0),
 )
+_NEEDED = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
+"""What driver libraries are linked with; loaded before the files are out of reach."""
 _READ, _WRITE, _EXECUTE = 1, 2, 4
 _PRIVATE, _ANONYMOUS, _FIXED_NOREPLACE = 0x02, 0x20, 0x100000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _drop() -> None:
-    """Give up what a process of root has.  Raises OSError: then nothing may be run."""
-    _libc.prctl(_PR_SET_PDEATHSIG, 9)
-    if os.geteuid() == 0:
-        _libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWIPC | _CLONE_NEWNET)
-        os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "no_new_privs")
+def _must(result: int, what: str) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def _mount(kind: bytes, at: bytes, flags: int, options: bytes | None = None) -> None:
+    _must(_libc.mount(kind, at, kind, ctypes.c_ulong(flags), options), "mount")
+
+
+def _shut_in(parent: int) -> None:
+    """Go on in a child that is alone in the world, under an empty root; this process only waits.
+
+    Raises OSError: then nothing may be run.
+    """
+    for name in _NEEDED:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            pass  # part of libc itself in later versions, or not needed
+    _must(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWIPC | _CLONE_NEWNET
+                        | _CLONE_NEWPID), "unshare")  # fmt: skip
+    _must(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    if os.getppid() != parent:
+        raise OSError("the parent has ended")
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        os._exit(0)
+    _must(_libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "mount")
+    _mount(b"tmpfs", b"/tmp", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, b"size=64k,mode=755")
+    os.mkdir("/tmp/proc")
+    # Only to be able to name FD; of the kernel it shows nothing but processes (Linux 5.8).
+    _mount(b"proc", b"/tmp/proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, b"subset=pid")
+    os.chroot("/tmp")
+    os.chdir("/")
+
+
+def _drop(filter: bytes) -> None:
+    """Give up what root has, and all system calls but those that ``filter`` allows."""
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    # After the change of user, which clears it.
+    _must(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    _must(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
     for what, limit in _LIMITS:
         resource.setrlimit(what, (limit, limit))
+    if filter:
+        _filter(filter)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]  # struct sock_fprog
+
+
+def _filter(code: bytes) -> None:
+    """Install a seccomp program (seccomp(2)); it stays."""
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = _Program(len(code) // 8, ctypes.addressof(buffer))
+    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+    _must(result, "seccomp")
 
 
 def _say(**words: Any) -> None:
@@ -87,32 +145,10 @@ def _time(loop: int, function: int, times: int) -> None:
     _say(took=time.perf_counter_ns() - begin)
 
 
-def _forbid(first: int) -> None:
-    """A seccomp filter that kills this process at any system call numbered ``first`` or higher, as
-    filters that list what is allowed do at calls newer than they are (seccomp(2))."""
-
-    class Instruction(ctypes.Structure):
-        _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8),
-                    ("k", ctypes.c_uint32)]  # fmt: skip
-
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_uint16), ("filter", ctypes.POINTER(Instruction))]
-
-    load, jump_if_at_least, give = 0x20, 0x35, 0x06
-    filter = (Instruction * 4)(
-        Instruction(load, 0, 0, 0),  # seccomp_data.nr
-        Instruction(jump_if_at_least, 0, 1, first),
-        Instruction(give, 0, 0, 0x80000000),  # SECCOMP_RET_KILL_PROCESS
-        Instruction(give, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
-    )
-    program = Program(len(filter), filter)
-    if _libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0):
-        raise OSError(ctypes.get_errno(), "seccomp")
-
-
 def main() -> None:
-    fd = int(sys.argv[1])
-    _drop()
+    fd, parent, filter = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
+    _shut_in(parent)
+    _drop(filter)
     library: ctypes.CDLL | None = None
     base = 0
     for line in sys.stdin:
@@ -134,7 +170,7 @@ def main() -> None:
             function = ctypes.cast(getattr(library, order["name"]), ctypes.c_void_p).value
             _time(base, function or 0, order["times"])
         elif order["do"] == "forbid":
-            _forbid(order["first"])
+            _filter(bytes.fromhex(order["filter"]))
         _say(done=order["do"])
 
 

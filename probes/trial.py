@@ -27,6 +27,7 @@ from dsprobe.probes import throwaway
 from dsprobe.probes.btf import Btf
 from dsprobe.probes.driver import Driver
 from dsprobe.probes.maps import MappedArray
+from dsprobe.probes.native import sandbox
 from dsprobe.probes.placement import Placement
 from dsprobe.probes.probe import Batch, BpfProbe, Map, Program, Uprobe
 from dsprobe.probes.tracer import Tracer
@@ -39,13 +40,28 @@ MAX_FUNCTIONS = 1024
 _UNTRIED = "it cannot be tried without a device, so it is probed at its first instruction"
 DEATHS = 16
 """How many functions may kill the process before the rest is given up."""
-SECONDS = 5.0
+SECONDS, ALTOGETHER = 3.0, 12.0
+"""How long one order, and the whole trial of a library, may take."""
 SCRATCH, SCRATCH_SIZE = 0x5EED_0000_0000, 1 << 20
 ARGUMENTS = [SCRATCH + 0x1_1000 * i for i in range(1, 13)]
 """Six in registers, six on the stack.  All point at memory that may be written: many functions
 clear what they are to fill before they look at anything else."""
 _CALL = {"arguments": ARGUMENTS, "scratch": SCRATCH, "size": SCRATCH_SIZE}
 
+MAX_LINE = 512
+MAX_ANSWERS = 16
+# read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction
+# rt_sigprocmask rt_sigreturn pread64 readv writev access sched_yield mremap madvise nanosleep
+# getpid exit uname getcwd readlink gettimeofday getrlimit getrusage sysinfo times getuid getgid
+# geteuid getegid getppid sigaltstack arch_prctl gettid futex sched_getaffinity getdents64 set_tid_address
+# clock_gettime clock_getres clock_nanosleep exit_group openat newfstatat readlinkat set_robust_list
+# getrandom statx rseq, and uretprobe and uprobe, by which the kernel returns from probes: of x86_64
+# (arch/x86/entry/syscalls/syscall_64.tbl).  What can be opened is nothing.
+_HARMLESS = (0xC000003E, (
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 24, 25, 28, 35, 39, 60,
+    63, 79, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 131, 158, 186, 202, 204, 217, 218,
+    228, 229, 230, 231, 257, 262, 267, 273, 318, 332, 334, 335, 336,
+))  # fmt: skip
 _MFD_EXEC = 0x10  # include/uapi/linux/memfd.h
 
 _SEEN = np.dtype(
@@ -63,11 +79,14 @@ class Died(Exception):
 
 
 class Throwaway:
-    """A process of :mod:`dsprobe.probes.throwaway` with ``fd`` as its code."""
+    """A process of :mod:`dsprobe.probes.throwaway` with ``fd`` as its code, which is ``trusted``
+    or may make harmless system calls only."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, trusted: bool = False) -> None:
+        filter = b"" if trusted else sandbox.only(*_HARMLESS)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", throwaway.__file__, str(fd)],
+            [sys.executable, "-I", "-S", throwaway.__file__, str(fd), str(os.getpid()),
+             filter.hex()],
             pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, cwd="/", env={},
         )  # fmt: skip
@@ -82,31 +101,31 @@ class Throwaway:
         except OSError:
             raise Died from None
         answers: list[dict[str, Any]] = []
+        most = 2 * len(order.get("names", ())) + MAX_ANSWERS
         for answer in self._lines():
             if "done" in answer:
                 return answers
             answers.append(answer)
+            if len(answers) > most:
+                break  # the library talks
         last = answers[-1] if answers else {}
         raise Died(str(last.get("calling", "")))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         assert self._process.stdout
         fd = self._process.stdout.fileno()
-        deadline = time.monotonic() + SECONDS
-        poll = select.poll()  # takes descriptors beyond 1023, which an agent may have
+        poll = select.poll()  # select(2) takes no descriptor above 1023
         poll.register(fd, select.POLLIN)
+        deadline = time.monotonic() + SECONDS
         while True:
             *lines, self._rest = self._rest.split(b"\n")
             for line in lines:
-                try:
-                    answer = json.loads(line)
-                except ValueError:
-                    continue  # the library has written something
-                if isinstance(answer, dict):
+                answer = _answer(line)
+                if answer is not None:
                     yield answer
-            ready = poll.poll(max(0.0, 1000 * (deadline - time.monotonic())))
+            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
             data = os.read(fd, 1 << 16) if ready else b""
-            if not data or len(self._rest) > 1 << 16:
+            if not data or len(self._rest) > MAX_LINE:
                 return
             self._rest += data
 
@@ -118,10 +137,22 @@ class Throwaway:
         self._process.wait()
 
 
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """A line as :mod:`dsprobe.probes.throwaway` writes them; None where it is of the library."""
+    if len(line) > MAX_LINE or not line.startswith(b"{"):
+        return None
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    plain = isinstance(answer, dict) and all(isinstance(v, int | str) for v in answer.values())
+    return answer if plain else None
+
+
 @contextmanager
-def process(fd: int) -> Iterator[Throwaway]:
+def process(fd: int, trusted: bool = False) -> Iterator[Throwaway]:
     """A throwaway process for a while."""
-    made = Throwaway(fd)
+    made = Throwaway(fd, trusted)
     try:
         yield made
     finally:
@@ -211,6 +242,7 @@ class Bench:
         Those that fail are tried at the function's first instruction, and refused where that fails
         too.  Raises OSError where the library cannot be copied or loaded at all.
         """
+        self._until = time.monotonic() + ALTOGETHER
         wanted = [n for n in names if n in driver.entries][:MAX_FUNCTIONS]
         with library_in_memory(fd) as copy:
             untried = self._deaths(copy, wanted)
@@ -233,9 +265,14 @@ class Bench:
             except Died as e:
                 if not e.calling:
                     raise OSError("the library cannot be loaded outside its process") from None
+                self._hurry()
                 dead.add(e.calling)
                 left.remove(e.calling)
         return dead | set(left)
+
+    def _hurry(self) -> None:
+        if time.monotonic() > self._until:
+            raise OSError(f"its trial took over {ALTOGETHER:g} s")
 
     def _faults(self, copy: int, driver: Driver, placed: Mapping[str, Placement]) -> dict[str, str]:
         """What is wrong with each of the placements that do not work."""
@@ -246,6 +283,7 @@ class Bench:
             except Died as e:
                 if not e.calling:
                     raise OSError("the process that tries probes died of itself") from None
+                self._hurry()
                 faults[e.calling] = "a probe there kills the process"
                 del left[e.calling]
         return faults | dict.fromkeys(left, "too many probes killed the process that tried them")

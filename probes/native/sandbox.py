@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import struct
+from collections.abc import Sequence
 
 NOBODY = 65534
 MAX_MEMORY = 1 << 30  # address space; what is used is a hundredth
@@ -72,19 +73,23 @@ def enter(parent: int) -> None:
     _allow_only(libc)
 
 
-def _allow_only(libc: ctypes.CDLL) -> None:
-    if os.uname().machine not in _CALLS:
-        return
-    architecture, calls = _CALLS[os.uname().machine]
+def only(architecture: int, calls: Sequence[int]) -> bytes:
+    """A seccomp filter under which all but these system calls fail with EPERM."""
     # struct seccomp_data: number at 0, architecture at 4.
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _EPERM),
                (_LOAD, 0, 0, 0)]  # fmt: skip
     for i, call in enumerate(calls):
         program.append((_EQUAL, len(calls) - i, 0, call))
     program += [(_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
-    code = b"".join(struct.pack("<HBBI", *line) for line in program)
+    return b"".join(struct.pack("<HBBI", *line) for line in program)
+
+
+def _allow_only(libc: ctypes.CDLL) -> None:
+    if os.uname().machine not in _CALLS:
+        return
+    code = only(*_CALLS[os.uname().machine])
     buffer = ctypes.create_string_buffer(code, len(code))
-    sock_fprog = _Program(len(program), ctypes.addressof(buffer))
+    sock_fprog = _Program(len(code) // 8, ctypes.addressof(buffer))
     try:
         _prctl(libc, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(sock_fprog))
     except OSError:

@@ -60,8 +60,8 @@ def test_what_a_hit_costs_is_said() -> None:
 
 def test_each_place_where_asked(target: Target) -> None:
     placed = [c for c in cudachecks.cuda_checks(True) if c.name == "  cuMemAlloc_v2"]
-    assert [(c.status, c.detail) for c in placed] == [(OK, placed[0].detail)]
-    assert placed[0].detail.startswith("at +10, je ")
+    assert placed  # others on this machine may have a library of theirs mapped
+    assert all(c.status == OK and c.detail.startswith("at +10, je ") for c in placed)
 
 
 def test_the_genuine_library() -> None:
@@ -89,7 +89,8 @@ def test_a_process_that_a_return_probe_would_kill(
     monkeypatch.setattr(hitcost, "returns_survive_seccomp", lambda tracer: False)
     assert said("seccomp") == []
     code = "import ctypes; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0); "
-    code += "from dsprobe.probes.throwaway import _forbid; _forbid(10000); "
+    code += "from dsprobe.probes.hitcost import _killing_from; "
+    code += "from dsprobe.probes.throwaway import _filter; _filter(_killing_from(10000)); "
     code += "import sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
     mapped = driver.mapped_by(target.pid)
     assert mapped

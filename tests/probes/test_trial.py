@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from dsprobe.probes.placement import Placement
 from dsprobe.probes.tracer import Tracer
 from tests.simgpu import build
 from tests.support import genuine
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
 
@@ -110,26 +113,110 @@ def test_a_file_that_is_no_library(bench: trial.Bench, liars: Path, tmp_path: Pa
         os.close(fd)
 
 
-def test_the_process_has_no_privileges(tmp_path: Path) -> None:
-    source = r"""
-        #include <fcntl.h>
-        #include <unistd.h>
-        int cuInit(void) { return getuid() == 65534 && getgid() == 65534 ? 0 : 1; }
-        int cuShadow(void) { return open("/etc/shadow", O_RDONLY) < 0; }
-        int cuFork(void) { return fork() < 0; }
-        int cuWrite(void) { return open("/tmp/dsprobe-thrown-away", O_CREAT | O_WRONLY, 0600) < 0
-                            || write(3, "x", 1) < 0; }
-        int cuRoot(void) { return setuid(0) < 0; }
-    """
-    (tmp_path / "x.c").write_text(source)
-    out = tmp_path / "x.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", out, tmp_path / "x.c"], check=True)
-    fd = os.open(out, os.O_RDONLY)
+# What a library may try from its constructor on; each function says whether it was kept from it.
+HOSTILE = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int cuInit(void) { return getuid() == 65534 && getgid() == 65534; }
+int cuShadow(void) { return open("/etc/shadow", O_RDONLY) < 0 &&
+                            open("/etc/passwd", O_RDONLY) < 0; }
+int cuWrite(void) { return open("/tmp/x", O_CREAT | O_WRONLY, 0600) < 0 &&
+                           open("/x", O_CREAT | O_WRONLY, 0600) < 0; }
+int cuFork(void) { return fork() < 0; }
+int cuRoot(void) { return setuid(0) < 0; }
+int cuSocket(void) { return socket(AF_UNIX, SOCK_STREAM, 0) < 0 &&
+                            socket(AF_INET, SOCK_STREAM, 0) < 0; }
+int cuKill(void) { return kill(1, 0) < 0 && kill(-1, 0) < 0; }
+int cuStay(void) { return prctl(PR_SET_PDEATHSIG, 0) < 0; }
+int cuOthers(void) { return getppid() == 0 && getpid() == 1; }
+int cuTrace(void) { return syscall(SYS_ptrace, 16, 1, 0, 0) < 0; }
+int cuRun(void) { return execl("/bin/true", "true", (char *)0) < 0; }
+"""
+ENDLESS = r"""
+#include <unistd.h>
+int cuInit(void) { return 0; }
+__attribute__((constructor)) static void begin(void) { %s }
+"""
+TALK = """for (;;) write(1, "{\\"name\\":[{},{}]}\\n{\\"name\\":\\"x\\"}\\n", 36);"""
+
+
+def hostile(folder: Path, source: str) -> int:
+    (folder / "x.c").write_text(source)
+    out = folder / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", out, folder / "x.c"], check=True)
+    return os.open(out, os.O_RDONLY)
+
+
+def test_the_process_is_alone_and_has_no_privileges(tmp_path: Path) -> None:
+    fd = hostile(tmp_path, HOSTILE)
+    names = ["cuInit", "cuShadow", "cuWrite", "cuFork", "cuRoot", "cuSocket", "cuKill", "cuStay",
+             "cuOthers", "cuTrace", "cuRun"]  # fmt: skip
     with trial.library_in_memory(fd) as copy, trial.process(copy) as target:
-        names = ["cuInit", "cuShadow", "cuFork", "cuRoot"]
         results = trial._results(target.ask("call", names=names, **trial._CALL))
     os.close(fd)
-    assert results == {"cuInit": 0, "cuShadow": 1, "cuFork": 1, "cuRoot": 1}
+    assert results == dict.fromkeys(names, 1)
+
+
+@pytest.mark.parametrize("does", ["for (;;) pause();", "for (;;);", TALK])
+def test_a_library_that_never_comes_back(
+    tmp_path: Path, does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "SECONDS", 0.5)
+    fd = hostile(tmp_path, ENDLESS % does)
+    with trial.library_in_memory(fd) as copy, trial.process(copy) as target:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(trial.Died):
+            target.ask("call", names=["cuInit"], **trial._CALL)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB
+        inner = children(target._process.pid)
+        assert inner
+    os.close(fd)
+    until(lambda: not any(map(running, inner)), "it is gone")
+
+
+def test_it_ends_with_whoever_tries(tmp_path: Path) -> None:
+    """Killed in the middle, a tracer leaves nothing behind."""
+    fd = hostile(tmp_path, ENDLESS % "for (;;) pause();")
+    code = (
+        "import sys; from dsprobe.probes import trial; t = trial.Throwaway(int(sys.argv[1]));"
+        "print(t._process.pid, flush=True); t.ask('call', names=['cuInit'], **trial._CALL);"
+        "import time; time.sleep(60)"
+    )
+    tracer = subprocess.Popen(
+        [sys.executable, "-c", code.replace("t.ask", "trial.SECONDS = 60; t.ask"), str(fd)],
+        pass_fds=[fd], stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(fd)
+    try:
+        assert tracer.stdout
+        outer = int(tracer.stdout.readline())
+        inner = until(lambda: children(outer), "it has shut itself in")
+    finally:
+        tracer.kill()
+        tracer.communicate()
+    until(lambda: not any(map(running, [outer, *inner])), "it is gone")
+
+
+def children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(x) for x in text.split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
 
 
 def test_every_traced_entry_of_the_genuine_driver(bench: trial.Bench) -> None:
