@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsprobe.probes import functions as table
+from dsprobe.probes import mappedfiles
 from dsprobe.probes.elf import ElfError, Function, Library
 from dsprobe.probes.placement import Placement, place
 
 _NAME = re.compile(rb"^libcuda\.so(\.[0-9.]+)?( \(deleted\))?$")
 _VERSION = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
-MAX_MAPS = 16 << 20
 MAX_LIBRARIES = 4
 """In one process."""
 
@@ -44,9 +45,9 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver library: ``version`` is "" where its name does not tell, ``entries`` are its API
-    functions with the place for a probe in each (x86_64; none elsewhere).  ``text``: where in the
-    file its code begins and ends.  ``refused``: functions without a place, by trial, and why."""
+    """A driver library: ``version`` is "" where its name does not tell, ``functions`` are all of its
+    API, ``entries`` the places for probes in those that are traced (x86_64; none elsewhere).
+    ``text``: where in the file its code begins and ends.  ``refused``: functions without a place, by trial, and why."""
 
     path: str
     build_id: str
@@ -68,14 +69,13 @@ def libraries_of(pid: int, proc: Path = Path("/proc")) -> list[Mapped]:
 
     Raises OSError where they cannot be read, as of a process that has ended.
     """
-    with open(proc / str(pid) / "maps", "rb") as f:
-        text = f.read(MAX_MAPS)
-    if b"/libcuda.so" not in text:
-        return []
     found: dict[tuple[str, int], Mapped] = {}
-    for match in re.finditer(rb"^.*/(libcuda\.so.*)$", text, re.MULTILINE):
-        columns = match[0].split(None, 5)
-        if len(columns) == 6 and b"x" in columns[1] and _NAME.match(match[1]):
+    for line in mappedfiles.lines(pid, proc):
+        if b"/libcuda.so" not in line:
+            continue
+        columns = line.split(None, 5)
+        name = columns[-1].rpartition(b"/")[2]
+        if len(columns) == 6 and b"x" in columns[1] and _NAME.match(name):
             area, _, offset, device, inode, path = columns
             mapped = Mapped(pid, path.decode(errors="replace"), device.decode(errors="replace"),
                             int(inode), area.decode(errors="replace"), int(offset, 16))  # fmt: skip
@@ -122,15 +122,18 @@ def breakpoint_in(mapped: Mapped, offset: int, proc: Path = Path("/proc")) -> bo
         return os.pread(memory.fileno(), 1, at) == b"\xcc"
 
 
-def read(fd: int, path: str) -> Driver:
-    """What the library behind ``fd`` is.  Raises :class:`~dsprobe.probes.elf.ElfError`."""
+def read(
+    fd: int, path: str, traced: Callable[[str], object] = table.of_symbol
+) -> Driver:  # fmt: skip
+    """What the library behind ``fd`` is, with places in its ``traced`` functions: each takes a
+    disassembler, and a file may have thousands.  Raises :class:`~dsprobe.probes.elf.ElfError`."""
     library = Library(fd)
     functions = library.functions("cu")
     if "cuInit" not in functions:
         raise ElfError("not a driver library: it exports no cuInit")
     entries = {}
     if library.machine == "x86_64":
-        entries = {name: place(library.code(f, 64)) for name, f in functions.items()}
+        entries = {n: place(library.code(f, 64)) for n, f in functions.items() if traced(n)}
     version = _VERSION.search(path)
     return Driver(path, library.build_id(), library.machine, version[1] if version else "",
                   functions, entries, library.text(functions["cuInit"]))  # fmt: skip

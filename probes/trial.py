@@ -53,10 +53,11 @@ MAX_ANSWERS = 16
 # read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction
 # rt_sigprocmask rt_sigreturn pread64 readv writev access sched_yield mremap madvise nanosleep
 # getpid exit uname getcwd readlink gettimeofday getrlimit getrusage sysinfo times getuid getgid
-# geteuid getegid getppid sigaltstack arch_prctl gettid futex sched_getaffinity getdents64 set_tid_address
-# clock_gettime clock_getres clock_nanosleep exit_group openat newfstatat readlinkat set_robust_list
-# getrandom statx rseq, and uretprobe and uprobe, by which the kernel returns from probes: of x86_64
-# (arch/x86/entry/syscalls/syscall_64.tbl).  What can be opened is nothing.
+# geteuid getegid getppid sigaltstack arch_prctl gettid futex sched_getaffinity getdents64
+# set_tid_address clock_gettime clock_getres clock_nanosleep exit_group openat newfstatat
+# readlinkat set_robust_list getrandom statx rseq, and uretprobe and uprobe, by which the kernel
+# returns from probes: of x86_64 (arch/x86/entry/syscalls/syscall_64.tbl).  What can be opened is
+# nothing.
 _HARMLESS = (0xC000003E, (
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 24, 25, 28, 35, 39, 60,
     63, 79, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 110, 131, 158, 186, 202, 204, 217, 218,

@@ -25,8 +25,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         code = _once(live, args.width) if args.once else _screen(live)
         # An agent that a dsprobe top started ends with its last screen; a daemon stays.  A screen
-        # that was killed never gets here: then the agent lingers, and the next one finds it.
-        if code == OK or (args.once and started):
+        # that was killed never gets here: then the agent lingers, and the next one finds it.  A
+        # look (--once) ends nobody's agent but its own.
+        if started if args.once else code == OK:
             live.stop_agent()
         return code
     finally:

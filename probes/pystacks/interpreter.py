@@ -13,14 +13,13 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dsprobe.probes import mappedfiles
 from dsprobe.probes.elf import ElfError, Library
 from dsprobe.probes.pystacks import offsets
 from dsprobe.probes.pystacks.errors import ENDED, Unreadable
 from dsprobe.probes.pystacks.objects import Memory
 from dsprobe.probes.pystacks.offsets import Layout
 
-MAX_MAPS = 16 << 20
-"""Bytes of /proc/PID/maps that are read."""
 _CANDIDATES = 8
 _SYMBOLS = ("_PyRuntime", "Py_Version", "PyCode_Type")
 _THREADS, _WALKED, _FRAMES = 1024, 64, 50
@@ -100,8 +99,7 @@ def _candidates(pid: int) -> Iterator[_File]:
     """Mapped files that may hold an interpreter: libpython, then the program, then what else is
     called python (the program too, where it was started through the dynamic loader)."""
     try:
-        with open(f"/proc/{pid}/maps", "rb") as f:
-            lines = f.read(MAX_MAPS).splitlines()
+        lines = list(mappedfiles.lines(pid))
         program = os.readlink(os.fsencode(f"/proc/{pid}/exe"))
     except (FileNotFoundError, ProcessLookupError):
         raise Unreadable(ENDED) from None

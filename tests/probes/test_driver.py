@@ -66,7 +66,7 @@ pytestmark = [
 def opened(path: Path) -> driver.Driver:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return driver.read(fd, str(path))
+        return driver.read(fd, str(path), traced=bool)
     finally:
         os.close(fd)
 
@@ -191,3 +191,22 @@ def test_names_that_only_look_like_it_are_left_alone(library: Path, tmp_path: Pa
         held = ctypes.CDLL(str(tmp_path / name))
         assert held.cuInit(0) == 0
     assert driver.mapped_by(os.getpid()) is None
+
+
+def test_a_library_below_sixteen_megabytes_of_other_mappings(tmp_path: Path) -> None:
+    """The last line of a file of mappings that is read in many pieces."""
+    (tmp_path / "7").mkdir()
+    other = "7f0000000000-7f0000001000 r--p 00000000 fe:00 12 /" + "x" * 240 + "\n"
+    ours = "7fff00000000-7fff00001000 r-xp 00002000 fe:00 99   /usr/lib/libcuda.so.1\n"
+    (tmp_path / "7" / "maps").write_text(other * 64_000 + ours)
+    assert (tmp_path / "7" / "maps").stat().st_size > 16 << 20
+    (found,) = driver.libraries_of(7, tmp_path)
+    assert (found.inode, found.offset, found.path) == (99, 0x2000, "/usr/lib/libcuda.so.1")
+
+
+def test_mappings_without_end_are_said(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    with (tmp_path / "7" / "maps").open("wb") as f:
+        f.truncate(100 << 20)
+    with pytest.raises(OSError, match="more than 64 MB"):
+        driver.libraries_of(7, tmp_path)
