@@ -166,6 +166,18 @@ def test_stop_ends_a_temporary_agent_and_no_daemon(here: Box) -> None:
     end(agent)
 
 
+def test_a_look_ends_nobodys_agent(here: Box) -> None:
+    agent, live, _ = started(here, "--linger", "1h")
+    code, out, _ = here.run("top", "--once")
+    assert code == 0
+    assert "lane" in out
+    live.mark("heard after the look")
+    until(lambda: live.wait(0.05) and len(live.read("marker", 0, 1 << 63)), "the mark comes")
+    assert agent.poll() is None
+    live.close()
+    end(agent)
+
+
 def test_one_probe_alone_and_one_that_does_not_exist(here: Box) -> None:
     agent = here.agent("--probes", "softirq")
     live = here.connect()
