@@ -45,9 +45,10 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver library: ``version`` is "" where its name does not tell, ``functions`` are all of its
-    API, ``entries`` the places for probes in those that are traced (x86_64; none elsewhere).
-    ``text``: where in the file its code begins and ends.  ``refused``: functions without a place, by trial, and why."""
+    """A driver library: ``version`` is "" where its name does not tell, ``functions`` are its API,
+    ``entries`` the places for probes in those that are traced (x86_64; none elsewhere).
+    ``text``: where in the file its code begins and ends.  ``refused``: functions without a place,
+    by trial, and why."""
 
     path: str
     build_id: str
@@ -122,9 +123,7 @@ def breakpoint_in(mapped: Mapped, offset: int, proc: Path = Path("/proc")) -> bo
         return os.pread(memory.fileno(), 1, at) == b"\xcc"
 
 
-def read(
-    fd: int, path: str, traced: Callable[[str], object] = table.of_symbol
-) -> Driver:  # fmt: skip
+def read(fd: int, path: str, traced: Callable[[str], object] = table.of_symbol) -> Driver:
     """What the library behind ``fd`` is, with places in its ``traced`` functions: each takes a
     disassembler, and a file may have thousands.  Raises :class:`~dsprobe.probes.elf.ElfError`."""
     library = Library(fd)

@@ -1,21 +1,33 @@
 """What a shared library exports, read without trust.
 
-Any process may map a file that calls itself a driver library, and root reads it: every offset and
-length is checked against the file, and nothing larger than :data:`MAX_TABLE` is read.
+Any process may map a file that calls itself a driver library, and root reads it.  So every offset
+and length is checked against the file, what is read is bounded, and so is the work: one table of
+symbols of a kind, as linkers write them, whose names numpy compares; Python looks only at those
+that were asked for.
 Source: elf(5), System V ABI.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-MAX_TABLE = 32 << 20
-MAX_SECTIONS = 4096
+from dsprobe.recordings.model import Rows
+
+MAX_NAMES = 32 << 20
+"""Bytes of a table of names."""
+MAX_SYMBOLS = 1_000_000
+"""In one table.  Drivers export a thousand; a program linked with much else has some 100,000."""
+MAX_FUNCTIONS = 4096
+"""That one asks for at once."""
+MAX_SECTIONS, MAX_SEGMENTS, MAX_NOTES = 4096, 128, 16
+_AT_ONCE = 1 << 16  # symbols: so little memory is needed beside the names
+_MAX_NAME = 256
 _EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
 _PHDR = struct.Struct("<IIQQQQQQ")
 _SHDR = np.dtype(
@@ -60,6 +72,8 @@ class Library:
             raise ElfError("not a 64-bit little-endian ELF file")
         if phsize != _PHDR.size or shsize != _SHDR.itemsize or shnum > MAX_SECTIONS:
             raise ElfError("headers of an unknown size")
+        if phnum > MAX_SEGMENTS:
+            raise ElfError(f"more than {MAX_SEGMENTS} segments")
         self.machine = MACHINES.get(machine, f"machine {machine}")
         self._loads = [
             p for p in _PHDR.iter_unpack(self._read(phoff, phnum * phsize)) if p[0] == _PT_LOAD
@@ -67,12 +81,32 @@ class Library:
         self._sections = np.frombuffer(self._read(shoff, shnum * shsize), _SHDR)
 
     def _read(self, offset: int, size: int) -> bytes:
-        if size > MAX_TABLE or offset + size > self._length:
+        if offset + size > self._length:
             raise ElfError("a table lies outside the file")
         data = os.pread(self._fd, size, offset)
         if len(data) != size:
             raise ElfError("the file ends inside a table")
         return data
+
+    def _symbols(self, kind: int) -> Iterator[tuple[Rows, npt.NDArray[np.uint8]]]:
+        """Defined symbols of the first table of a kind, some at a time, and all names."""
+        for section in self._sections[self._sections["type"] == kind][:1]:
+            if section["link"] >= len(self._sections):
+                raise ElfError("a symbol table without names")
+            names_at = self._sections[section["link"]]
+            count = int(section["size"]) // _SYMBOL.itemsize
+            if count > MAX_SYMBOLS or names_at["size"] > MAX_NAMES:
+                raise ElfError(
+                    f"more than {MAX_SYMBOLS:,} symbols, or {MAX_NAMES >> 20} MiB of their names"
+                )
+            names = np.frombuffer(
+                self._read(int(names_at["offset"]), int(names_at["size"])), np.uint8
+            )
+            for first in range(0, count, _AT_ONCE):
+                size = min(count - first, _AT_ONCE) * _SYMBOL.itemsize
+                at = int(section["offset"]) + first * _SYMBOL.itemsize
+                symbols = np.frombuffer(self._read(at, size), _SYMBOL)
+                yield symbols[symbols["section"] != 0], names
 
     def _file_offset(self, address: int) -> int:
         for _, _, offset, vaddr, _, filesz, _, _ in self._loads:
@@ -90,40 +124,30 @@ class Library:
     def functions(self, prefix: str) -> dict[str, Function]:
         """Exported functions whose names begin with ``prefix``, by name."""
         found: dict[str, Function] = {}
-        for section in self._sections[self._sections["type"] == _SHT_DYNSYM]:
-            if section["link"] >= len(self._sections):
-                raise ElfError("a symbol table without names")
-            names_at = self._sections[section["link"]]
-            names = self._read(int(names_at["offset"]), int(names_at["size"]))
-            size = int(section["size"]) // _SYMBOL.itemsize * _SYMBOL.itemsize
-            symbols = np.frombuffer(self._read(int(section["offset"]), size), _SYMBOL)
+        looked = 0
+        for symbols, names in self._symbols(_SHT_DYNSYM):
             kind = symbols["info"] & 15
-            defined = (symbols["section"] != 0) & ((kind == _STT_FUNC) | (kind == _STT_GNU_IFUNC))
-            want = prefix.encode()
-            for s in symbols[defined & (symbols["name"] < len(names))]:
+            code = symbols[(kind == _STT_FUNC) | (kind == _STT_GNU_IFUNC)]
+            code = _beginning(code, names, prefix.encode())
+            looked += len(code)
+            if looked > MAX_FUNCTIONS:
+                raise ElfError(f"more than {MAX_FUNCTIONS:,} functions whose names begin so")
+            for s in code:
                 at = int(s["name"])
-                if not names.startswith(want, at):
-                    continue
-                name = names[at : names.find(b"\0", at, at + 256)].decode("ascii", "replace")
-                found[name] = Function(self._file_offset(int(s["value"])), int(s["size"]))
+                name = names[at : at + _MAX_NAME].tobytes().partition(b"\0")[0]
+                where = self._file_offset(int(s["value"]))
+                found[name.decode("ascii", "replace")] = Function(where, int(s["size"]))
         return found
 
     def addresses(self, *wanted: str) -> dict[str, int]:
         """Addresses of symbols, exported or not, as the file's program headers count them."""
         found: dict[str, int] = {}
         for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
-            for section in self._sections[self._sections["type"] == kind]:
-                left = [name for name in wanted if name not in found]
-                if not left or section["link"] >= len(self._sections):
-                    continue
-                names_at = self._sections[section["link"]]
-                names = self._read(int(names_at["offset"]), int(names_at["size"]))
-                size = int(section["size"]) // _SYMBOL.itemsize * _SYMBOL.itemsize
-                symbols = np.frombuffer(self._read(int(section["offset"]), size), _SYMBOL)
-                for name in left:
-                    whole = re.finditer(re.escape(name.encode() + b"\0"), names)
-                    at = [m.start() for m in whole]  # longer names may end like it
-                    here = symbols[np.isin(symbols["name"], at) & (symbols["section"] != 0)]
+            if len(found) == len(wanted):
+                break
+            for symbols, names in self._symbols(kind):
+                for name in (n for n in wanted if n not in found):
+                    here = _beginning(symbols, names, name.encode() + b"\0")
                     if len(here):
                         found[name] = int(here[0]["value"])
         return found
@@ -138,7 +162,7 @@ class Library:
 
     def build_id(self) -> str:
         """The GNU build id in hexadecimal, "" where there is none."""
-        for section in self._sections[self._sections["type"] == _SHT_NOTE]:
+        for section in self._sections[self._sections["type"] == _SHT_NOTE][:MAX_NOTES]:
             if section["size"] > 4096:
                 continue
             note = self._read(int(section["offset"]), int(section["size"]))
@@ -153,3 +177,11 @@ class Library:
         """The first ``size`` bytes of a function, fewer where the file or the function ends."""
         limit = min(size, f.size or size, max(self._length - f.offset, 0))
         return self._read(f.offset, limit)
+
+
+def _beginning(symbols: Rows, names: npt.NDArray[np.uint8], text: bytes) -> Rows:
+    """Those symbols whose names begin with ``text``."""
+    symbols = symbols[symbols["name"].astype(np.int64) + len(text) <= len(names)]
+    for i, letter in enumerate(text):
+        symbols = symbols[names[symbols["name"].astype(np.int64) + i] == letter]
+    return symbols

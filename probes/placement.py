@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-MAX_PROLOGUE = 64
-"""Bytes looked at; an entry that needs more is probed at its first instruction."""
+MAX_PROLOGUE, MAX_SKIPPED = 64, 16
+"""Bytes and instructions looked at; an entry that needs more is probed at its first instruction."""
 
 _ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9", "rsp")
 
@@ -56,7 +56,7 @@ def place(code: bytes) -> Placement:
     at = 0
     first = ""
     why = "no emulated instruction in its first bytes"
-    for insn in _disassembler().disasm(code[:MAX_PROLOGUE], 0):
+    for insn in _disassembler().disasm(code[:MAX_PROLOGUE], 0, MAX_SKIPPED):
         text = f"{insn.mnemonic} {insn.op_str}".strip()
         first = first or text
         if emulated(bytes(insn.bytes)):

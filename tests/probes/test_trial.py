@@ -31,7 +31,7 @@ def bench() -> Iterator[trial.Bench]:
 
 def opened(path: Path) -> tuple[int, driver.Driver]:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return fd, driver.read(fd, str(path))
+    return fd, driver.read(fd, str(path), traced=bool)
 
 
 # Entries that lie to whoever only decodes them, beside one that does not: what each must end as.
