@@ -50,6 +50,7 @@ class Compiler:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd="/",  # -m puts the working directory, which may be anybody's, in front
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's would spin meanwhile
             )
         try:
             answer, _ = child.communicate(json.dumps(job).encode(), COMPILE_SECONDS)

@@ -104,7 +104,7 @@ def _job(probes: Sequence[BpfProbe], texts: dict[str, str]) -> dict[str, Any]:
     code = (major << 16) + (minor << 8) + min(patch, 255)
     return {
         "common": (HERE / "common.bpf.h").read_text(),
-        "cflags": [f"-DNCPU={possible_cpus()}", f"-DLINUX_VERSION_CODE={code}", "-w"],
+        "cflags": [f"-DNCPU={possible_cpus()}", f"-DLINUX_VERSION_CODE={code}", "-w", "-g0"],
         "units": [
             {"name": p.name, "text": texts[p.name], "functions": [q.function for q in p.programs]}
             for p in probes

@@ -77,6 +77,7 @@ def start(
             stderr=log,
             start_new_session=True,
             cwd="/",
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's would spin meanwhile
         )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
