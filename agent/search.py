@@ -1,40 +1,27 @@
 """Looks into processes for driver libraries, on a thread of its own: a read of /proc may hang.
 
 A scan goes through all processes, as spread out as it was asked for; a single process is looked at
-in between.  What a library is (its ELF tables, where probes go) is read once for each file.
+in between.  What a library is, :mod:`dsprobe.agent.libraryfiles` reads once for each file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsprobe.agent.libraryfiles import Key, Known, LibraryFiles
 from dsprobe.agent.vetting import Vetting
 from dsprobe.probes import driver, processes
 from dsprobe.probes.driver import Driver
-from dsprobe.probes.elf import ElfError
 
 STALLED_NS = 3_000_000_000
-MAX_KNOWN = 64
-"""Library files whose tables are remembered."""
-MAX_READING = 8
-"""How many are read at once."""
-READS, READS_NS = 32, 60_000_000_000
-"""How many new library files are read per minute: each may take a tenth of a second, and anybody
-can make new ones."""
-
 MAX_PATH = 512
-
-Key = tuple[int, int]
-"""Device and inode of a library, as fstat(2) says of the mapped file itself."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +77,8 @@ class Scanned:
     users: frozenset[int]
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A library file as it was at ``version``; without ``driver`` it is none, by ``error``."""
-
-    key: Key
-    version: tuple[int, int]
-    driver: Driver | None
-    error: str = ""
+class _Late:
+    """Asks that files which take long to read be put aside."""
 
 
 Given = Found | Tree | Scanned
@@ -116,12 +97,12 @@ class Search:
         proc: Path = Path("/proc"),
     ) -> None:  # fmt: skip
         self._skip, self._vetting, self._proc = skip, vetting or Vetting(), proc
-        self._known: dict[Key, _Known] = {}
-        self._reading: set[Key] = set()
-        self._later: set[int] = set()
-        self._reads: deque[int] = deque(maxlen=READS)
-        self._asked: queue.SimpleQueue[int | Iterator[int] | frozenset[int] | _Known | None]
+        self._later: dict[int, None] = {}
+        """Who maps libraries that are being read, in the order in which they came."""
+        self._asked: queue.SimpleQueue[int | Iterator[int] | frozenset[int] | Known | _Late | None]
         self._asked = queue.SimpleQueue()
+        self._files = LibraryFiles(self._vetting, self._asked.put)
+        self._looking_again = False
         self._given: queue.SimpleQueue[Given] = queue.SimpleQueue()
         self._looking_at, self._since = 0, 0
         self._pause = 0.0
@@ -146,6 +127,8 @@ class Search:
 
     def take(self) -> Iterator[Given]:
         """What there is by now.  Never waits."""
+        if self._files.any_late():
+            self._asked.put(_Late())
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._given.get_nowait()
@@ -153,7 +136,7 @@ class Search:
     @property
     def reading(self) -> bool:
         """Whether libraries are being read, whose processes are told of then."""
-        return bool(self._reading)
+        return self._files.reading or self._looking_again
 
     @property
     def hangs_at(self) -> int:
@@ -188,8 +171,14 @@ class Search:
                 self._look(asked)
             elif isinstance(asked, frozenset):
                 self._give(Tree(frozenset(children_of(asked, self._proc))))
-            elif isinstance(asked, _Known):
-                self._learnt(asked)
+            elif isinstance(asked, Known):
+                self._looking_again = True  # before its place is free: more is to be found
+                self._files.learn(asked)
+                self._look_again()
+            elif isinstance(asked, _Late):
+                self._looking_again = True
+                self._files.put_aside()
+                self._look_again()
             elif asked is not None:
                 scan, self._pause = asked, 0.0
 
@@ -255,9 +244,14 @@ class Search:
             mapped = driver.libraries_of(pid, self._proc)  # of the process that pidfd holds
         for m in mapped:
             try:
-                copy = self._copy(m)
-                copies += [copy] if copy else []
-                late |= copy is None
+                copy, aside = self._copy(m)
+                if aside:
+                    error = f"{aside} of process {pid} takes long to read: not traced until it is"
+                    self._later[pid] = None
+                elif copy:
+                    copies.append(copy)
+                else:
+                    late = True
             except FileNotFoundError:
                 pass  # unmapped, or ended
             except OSError as e:
@@ -268,59 +262,33 @@ class Search:
         brittle = filtered and bool(copies) and not self._vetting.survives()
         found = Found(t, pid, pidfd, brittle, tuple(copies), error)
         if late:
-            self._later.add(pid)
+            self._later[pid] = None
             found.close()
         return None if late else found
 
-    def _copy(self, mapped: driver.Mapped) -> Copy | None:
+    def _copy(self, mapped: driver.Mapped) -> tuple[Copy | None, str]:
+        """What it maps, None where that is not known yet; its path where it takes long."""
         with driver.opened(mapped, self._proc) as opened:
             fd = os.dup(opened)
         state = os.fstat(fd)
         key, version = (state.st_dev, state.st_ino), (state.st_size, state.st_mtime_ns)
         path = processes.printable(os.fsencode(mapped.path), MAX_PATH)
-        known = self._known.get(key)
-        if known is None or known.version != version:
+        known = self._files.get(key, version)
+        if known is None:
             try:
-                self._read(key, version, fd, path)
+                self._files.start(key, version, fd, path)
             finally:
                 os.close(fd)
-            return None
+            return None, path if self._files.is_aside(key) else ""
         probed = known.driver is not None and self._probed(mapped, known.driver)
-        return Copy(key, path, fd, known.driver, known.error, probed)
+        return Copy(key, path, fd, known.driver, known.error, probed), ""
 
-    # -- libraries ----------------------------------------------------------------------------
-
-    def _read(self, key: Key, version: tuple[int, int], fd: int, path: str) -> None:
-        """On a thread of its own, as a trial takes as long as the library likes."""
-        now = time.monotonic_ns()
-        if key in self._reading or len(self._reading) == MAX_READING:
-            return
-        if len(self._reads) == READS and now - self._reads[0] < READS_NS:
-            raise OSError(errno.EAGAIN, "too many new libraries in a minute")
-        self._reads.append(now)
-        self._reading.add(key)
-        args = key, version, os.dup(fd), path
-        threading.Thread(target=self._learn, args=args, name="read", daemon=True).start()
-
-    def _learn(self, key: Key, version: tuple[int, int], fd: int, path: str) -> None:
-        try:
-            known = _Known(key, version, self._vetting.places(fd, driver.read(fd, path)))
-        except (ElfError, OSError) as e:
-            known = _Known(key, version, None, str(e))
-        except Exception as e:  # anybody can map anything
-            known = _Known(key, version, None, f"it cannot be read: {type(e).__name__}: {e}")
-        finally:
-            os.close(fd)
-        self._asked.put(known)
-
-    def _learnt(self, known: _Known) -> None:
-        self._known[known.key] = known
-        while len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-        later, self._later = self._later, set()
+    def _look_again(self) -> None:
+        """At who waits for a library to be read."""
+        later, self._later = self._later, {}
         for pid in later:
             self._look(pid)
-        self._reading.discard(known.key)  # last: while there are any, more is to be found
+        self._looking_again = False
 
     def _probed(self, mapped: driver.Mapped, read: Driver) -> bool:
         for name in _PROBED:

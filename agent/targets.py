@@ -157,6 +157,9 @@ class Targets:
             self._errors[f.pid] = f.error
             coverage = Coverage(self._probe.name, f"process {f.pid}", "missing", f.error)
             self._libraries.coverage.append(coverage)
+        if not f.error and f.copies and self._errors.pop(f.pid, ""):
+            coverage = Coverage(self._probe.name, f"process {f.pid}", "attached", "")
+            self._libraries.coverage.append(coverage)
         if not f.copies:
             if known and known.t < f.t:
                 self._drop(f.pid)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsprobe.agent import discovery, libraries, search, targets
+from dsprobe.agent import discovery, libraries, libraryfiles, search, targets
 from dsprobe.agent.search import Found, Scanned, Search
 from dsprobe.probes import driver
 from dsprobe.probes.btf import Btf
@@ -180,7 +180,7 @@ def test_more_processes_than_are_followed_keep_their_probes(
 def test_new_libraries_are_read_at_a_bounded_rate(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "READS", 1)
+    monkeypatch.setattr(libraryfiles, "READS", 1)
     counter = Counter()
     with watched(counter) as w:
         hosts.hold("a")
