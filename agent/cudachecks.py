@@ -97,6 +97,9 @@ def _library(users: list[Mapped], means: _Means, verbose: bool) -> Iterator[Chec
     if verbose:
         for name in names:
             yield Check(f"  {name}", *_placed(places.get(name), refused.get(name, "")))
+        rest = sorted(set(found.functions) - set(names))
+        yield Check("  the others", OK, "neither launch, block, nor concern memory, and are not"
+                    f" traced: {', '.join(rest)}")  # fmt: skip
 
 
 def _summary(
