@@ -145,11 +145,11 @@ def test_children_by_fork_of_a_process_that_has_mapped_it(tmp_path: Path, librar
         until(lambda: attached(w, str(library)), "it is found")
         since = attached(w)[0]
         work(t)
-        t.fork(["cuDriverGetVersion", OUT], ["cuDriverGetVersion", OUT], start=False)
+        t.fork(["cuCtxSetCurrent", 0], ["cuCtxSetCurrent", 0], start=False)
         every = truth.read_all(tmp_path / "truth")
         assert len(every) == 2
         assert counter.counts() == true_counts(*every, since=since)
-        assert counter.counts()["cuDriverGetVersion"] == 2
+        assert counter.counts()["cuCtxSetCurrent"] == 2
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -306,7 +306,7 @@ def test_a_child_that_outlives_its_parent_keeps_them(tmp_path: Path, library: Pa
             print(child, flush=True)
             os._exit(0)
         for _ in iter(sys.stdin.readline, ""):
-            print(driver.call("cuDriverGetVersion", 0), flush=True)
+            print(driver.call("cuCtxSetCurrent", 0), flush=True)
     """
     with watched(counter) as w, script(folder, library, text) as p:
         until(lambda: attached(w, str(library)), "it is found")
@@ -314,7 +314,7 @@ def test_a_child_that_outlives_its_parent_keeps_them(tmp_path: Path, library: Pa
         p.wait(20)
         until(lambda: child in {pid for pid, _ in counter.seen}, "the child is looked at")
         assert tell(p, "call")
-        assert counter.counts()["cuDriverGetVersion"] == 1
+        assert counter.counts()["cuCtxSetCurrent"] == 1
         assert not said(w, "detached")
     # The pipe is closed: the child ends, too.
 
@@ -356,9 +356,9 @@ def test_only_the_processes_asked_for_and_their_children(tmp_path: Path, library
             work(wanted)
             work(other)
             assert counter.counts()["cuMemAlloc_v2"] == CALLS
-            wanted.fork(["cuDriverGetVersion", OUT], start=False)
-            other.fork(["cuDriverGetVersion", OUT], start=False)
-            assert counter.counts()["cuDriverGetVersion"] == 1
+            wanted.fork(["cuCtxSetCurrent", 0], start=False)
+            other.fork(["cuCtxSetCurrent", 0], start=False)
+            assert counter.counts()["cuCtxSetCurrent"] == 1
             assert {pid for pid, _ in counter.seen} == {wanted.pid}
 
 
@@ -450,7 +450,7 @@ FILTERED = """
     assert libc.prctl(22, 2, program) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
     print("filtered", flush=True)
     for _ in iter(sys.stdin.readline, ""):
-        print(driver.call("cuDriverGetVersion", 0), flush=True)
+        print(driver.call("cuCtxSetCurrent", 0), flush=True)
 """
 
 
@@ -465,8 +465,8 @@ def test_a_seccomp_filter_costs_returns_only_where_one_may_kill(
         with watched(counter) as w:
             until(lambda: attached(w, str(library)), "it is found")
             assert tell(p, "call")
-            assert counter.counts() == {"cuDriverGetVersion": 1}
-            assert counter.counts("returns") == ({"cuDriverGetVersion": 1} if survives else {})
+            assert counter.counts() == {"cuCtxSetCurrent": 1}
+            assert counter.counts("returns") == ({"cuCtxSetCurrent": 1} if survives else {})
             [reason] = [s for s in said(w, "attached") if "functions" in s]
             assert ("on entry only" in reason) == (not survives)
 
@@ -490,12 +490,12 @@ def test_a_filtered_process_that_comes_later_takes_returns_off(
             until(lambda: not returns_of(work, first, counter), "probes on returns have gone")
             assert tell(p, "call")
             hits = counter.counts()
-            assert hits["cuDriverGetVersion"] == 1
+            assert hits["cuCtxSetCurrent"] == 1
             assert (
                 hits["cuMemAlloc_v2"]
                 == true_counts(first.truth, since=attached(w)[0])["cuMemAlloc_v2"]
             )
-            assert "cuDriverGetVersion" not in counter.counts("returns")
+            assert "cuCtxSetCurrent" not in counter.counts("returns")
             assert counter.narrowed == set(counter.numbers.values())
 
 
