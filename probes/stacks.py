@@ -41,6 +41,8 @@ RETRY, RETRIES = 1.0, 30
 """A process whose Python does not run yet is looked at again after so many seconds, so often."""
 AT_ONCE = 0.05
 """So many seconds of one collection are spent on names."""
+BURIED = 2_000
+"""So many stacks of processes that are gone are forgotten in one collection."""
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _MAX_LOOKED = 65_536
 
@@ -202,13 +204,23 @@ class Stacks:
 
     def _bury(self) -> None:
         """Forget processes that are gone and whose stacks have been told."""
-        waiting = {int(s.record["process"]) for s in self._waiting.values()}
-        for number in [n for n, p in self._processes.items() if p.gone and n not in waiting]:
-            p = self._processes.pop(number)
+        gone = {n for n, p in self._processes.items() if p.gone}
+        if not gone:
+            return
+        gone -= {int(s.record["process"]) for s in self._waiting.values()}
+        left, done = BURIED, []
+        for number in gone:
+            p = self._processes[number]
+            keys, p.keys = p.keys[:left], p.keys[left:]
+            left -= len(keys)
             if self._maps:
-                for key in p.keys:
+                for key in keys:
                     self._maps[1].remove(key)
-            self._naming.gone(number)
+            if not p.keys:
+                del self._processes[number]
+                done.append(number)
+        if done:
+            self._naming.gone(*done)
 
     # -- what BPF captured --------------------------------------------------------------------
 
@@ -283,6 +295,8 @@ class Stacks:
             if frames is not None:
                 del self._waiting[number]
                 self._table.stack(now, number, frames)
+            else:  # its turn comes when all others had theirs
+                self._waiting[number] = self._waiting.pop(number)
             if self._clock() - begun > AT_ONCE:
                 break
         self._bury()
@@ -315,18 +329,21 @@ class Stacks:
         native = stack.native
         if native is None and late:
             native = (NativeFrame("", "", int(record["ret"]), ""),)
-        python: list[framerows.Frame] | None = []
+        places: list[Place | str | None] | None = []
         for frame in stackrecords.frames_of(record):
             if it is None or is_shim(frame.owner, it.minor):
                 continue
             key = CodeKey(int(record["process"]), frame.code, frame.signature)
-            place = self._naming.place(key, int(record["pid"]), it, frame.instr)
+            place = self._naming.place(key, int(record["pid"]), it, frame.instr, late)
             if place is None and not late:
-                python = None  # the others are asked for too
-            elif python is not None:
-                python.append(self._python(place))
-        if native is None or python is None:
+                places = None  # the others are asked for too
+            elif places is not None:
+                places.append(place)
+        if native is None or places is None:
             return None
+        self._lose("meta.frame", "Python frames without a line: their tables take long to read",
+                   sum(isinstance(p, Place) and p.unread for p in places))  # fmt: skip
+        python = [self._python(p) for p in places]
         own = it.path if it else None
         frames: list[framerows.Frame] = []
         for f in native:

@@ -17,8 +17,8 @@ from dsprobe.probes.pystacks.offsets import Layout
 
 MAX_TEXT = 4096
 """Characters kept of a name."""
-MAX_TABLE = 1 << 20
-"""Bytes of a line table that are read."""
+MAX_TABLE = 64 << 10
+"""Bytes of the longest line table that is read."""
 
 _MASK = (1 << 64) - 1
 _CODECS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
@@ -61,12 +61,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Code:
-    """What a code object says of its function; ``table`` is co_linetable."""
+    """What a code object says of its function; ``table`` is co_linetable, None where it is longer
+    than :data:`MAX_TABLE`."""
 
     name: str
     file: str
     first: int
-    table: bytes
+    table: bytes | None
 
 
 def text_in(layout: Layout, data: bytes) -> str:
@@ -105,10 +106,12 @@ def _head(layout: Layout, data: bytes) -> tuple[int, int, bool]:
     return length, kind, bool(ascii_)
 
 
-def bytes_at(layout: Layout, memory: Memory, address: int) -> bytes:
-    """A bytes object; cut at :data:`MAX_TABLE`."""
+def bytes_at(layout: Layout, memory: Memory, address: int) -> bytes | None:
+    """A bytes object; None for one that is longer than :data:`MAX_TABLE`."""
     length = memory.u64(address + layout.bytes_length)
-    return memory.read(address + layout.bytes_data, min(length, MAX_TABLE)) if length else b""
+    if length > MAX_TABLE:
+        return None
+    return memory.read(address + layout.bytes_data, length) if length else b""
 
 
 def signature(layout: Layout, memory: Memory, code: int) -> int:

@@ -18,7 +18,7 @@ import pytest
 from dsprobe.probes.pystacks import interpreter, objects, offsets
 from dsprobe.probes.pystacks.config import Looked, look, packed
 from dsprobe.probes.pystacks.errors import ENDED, Unreadable
-from dsprobe.probes.pystacks.lines import MAX_LINE, line_at
+from dsprobe.probes.pystacks.lines import MAX_LINE, Lines
 from dsprobe.probes.pystacks.naming import CodeKey, Naming, Place
 from dsprobe.probes.pystacks.reader import MAX_HANGING, SECONDS, Job, Reader
 from tests.simgpu.build import gcc
@@ -57,9 +57,10 @@ def test_lines_equal_what_python_says(python: Python) -> None:
     checked = 0
     for line in done.stdout.splitlines():
         first, table, ranges = json.loads(line)
+        lines = Lines(bytes.fromhex(table), first, minor)
         for start, end, want in ranges:
             for offset in {start, end - 2} if end > start else ():
-                got = line_at(bytes.fromhex(table), first, offset, minor)
+                got = lines.at(offset)
                 assert got == (want or 0), (first, offset)
                 checked += 1
     assert checked > 5000
@@ -71,19 +72,33 @@ def test_lines_of_any_bytes(minor: int) -> None:
     chance = random.Random(minor)
     for _ in range(2000):
         table = chance.randbytes(chance.randrange(64))
-        line = line_at(
-            table, chance.randrange(-(1 << 31), 1 << 31), chance.randrange(-8, 200), minor
-        )
-        assert 0 <= line <= MAX_LINE
+        lines = Lines(table, chance.randrange(-(1 << 31), 1 << 31), minor)
+        assert 0 <= lines.at(chance.randrange(-8, 200)) <= MAX_LINE
 
 
 @pytest.mark.parametrize("minor", [10, 11])
 def test_lines_before_and_after_the_code(minor: int) -> None:
     table = bytes([4, 1]) if minor == 10 else bytes([0x80 | 10 << 3 | 1, 0, 0])
-    assert line_at(table, 7, 0, minor) in (7, 8)
-    assert line_at(table, 7, -2, minor) == 0
-    assert line_at(table, 7, 4, minor) == 0
-    assert line_at(b"", 7, 0, minor) == 0
+    lines = Lines(table, 7, minor)
+    assert lines.at(0) in (7, 8)
+    assert lines.at(-2) == lines.at(4) == 0
+    assert Lines(b"", 7, minor).at(0) == 0
+
+
+@pytest.mark.parametrize("digits", [6, 7, 1 << 16])
+def test_a_number_longer_than_any_means_nothing(digits: int) -> None:
+    """CPython writes 32 bits, 6 in a byte."""
+    step = b"\x40" * (digits - 2) + b"\x41\x00" if digits > 6 else b"\x44" + b"\x40" * 4 + b"\x00"
+    one = bytes([0x80 | 10 << 3, 0, 0])
+    lines = Lines(one + bytes([0x80 | 13 << 3]) + step + one, 7, 11)
+    assert lines.at(0) == 7
+    assert lines.at(2) == lines.at(4) == (9 if digits == 6 else 0)
+    assert lines.bytes == 3 * 8  # however long the number
+
+
+def test_a_table_that_is_cut_off() -> None:
+    assert Lines(bytes([0x80 | 10 << 3, 0, 0, 0x80 | 13 << 3, 0x41]), 7, 11).at(0) == 7
+    assert Lines(bytes([0x80 | 10 << 3, 0, 0, 0x80 | 13 << 3, 0x41]), 7, 11).at(2) == 0
 
 
 # -- layouts ----------------------------------------------------------------------------------
