@@ -1,11 +1,14 @@
 """Driver libraries with probes in them.
 
 A library is a file, by device and inode: containers that bring their own copies have several.  It
-gets its probes once, and with them every process that maps it now or later.
+gets its probes once, and with them every process that maps it now or later.  Overlays show one
+file as several, on devices of their own: what a probe is in beneath is tried out
+(:mod:`dsprobe.probes.samefile`).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +19,7 @@ import numpy as np
 from dsprobe.agent.search import Copy, Found, Key
 from dsprobe.probes.driver import Driver
 from dsprobe.probes.probe import Batch, Uprobe
+from dsprobe.probes.samefile import same_file
 from dsprobe.probes.tracer import Coverage, Tracer
 from dsprobe.recordings.cudastreams import META_PLACEMENT
 from dsprobe.recordings.model import Rows
@@ -63,7 +67,8 @@ class Cuda(Protocol):
 @dataclass
 class Library:
     """``name`` is what coverage calls it.  ``error``: why it has no probes; ``since``: when it got
-    them; ``empty``: since when nobody is known to map it, 0 while somebody does."""
+    them; ``empty``: since when nobody is known to map it, 0 while somebody does.  ``fd`` is open on
+    it while it has probes; ``doubt`` is why another one may be the same file beneath."""
 
     key: Key
     path: str
@@ -75,6 +80,8 @@ class Library:
     returns: bool = True
     uprobes: Sequence[Uprobe] = ()
     empty: int = 0
+    fd: int = -1
+    doubt: str = ""
 
 
 @dataclass
@@ -109,17 +116,14 @@ class Libraries:
     def get(self, key: Key) -> Library | None:
         return self._by_key.get(key)
 
-    def mapped(self, f: Found, copy: Copy, new: bool) -> bool:
+    def mapped(self, f: Found, copy: Copy, new: bool) -> None:
         """A process maps a library, ``new`` if that was not known: put probes into it where there
-        are none.  False where the process is to be looked at again."""
+        are none."""
         library = self._by_key.get(copy.key)
         if library is None:
-            twin = self._twin(copy)
-            if twin and f.t < twin.since:
-                return False
-            library = self._new(copy, twin if copy.probed else None)
+            library = self._new(copy)
         if library is None:
-            return True
+            return
         library.users.add(f.pid)
         library.empty = 0
         if library.driver:
@@ -129,7 +133,6 @@ class Libraries:
                 self._without_returns(library, f.pid)
             if not library.since and not library.error:
                 self._attach(library, library.driver, copy.fd)
-        return True
 
     def let_go(self, pid: int, key: Key) -> bool:
         """It maps it no more; whether nobody is known to any more."""
@@ -150,19 +153,34 @@ class Libraries:
                 if library.since:
                     for which in (RETURN, ENTRY):
                         self._tracer.detach_library((library.key, which))
+                    os.close(library.fd)
                 used = {id(x.uprobes) for x in self}
                 for plan in self._plans:
                     if not plan.unused and id(plan.uprobes) not in used:
                         plan.unused = time.monotonic_ns()
                 self._tell(library, "detached", "no process maps it any more")
 
+    def close(self) -> None:
+        """Probes are the tracer's to take off."""
+        for library in self:
+            if library.since:
+                os.close(library.fd)
+        self._by_key.clear()
+
     # -- parts --------------------------------------------------------------------------------
 
-    def _new(self, copy: Copy, same: Library | None) -> Library | None:
-        if same is None and len(list(self)) >= MAX_LIBRARIES:
-            self.over = True
-            return None
-        library = same or Library(copy.key, copy.path, self._name(copy), copy.driver, copy.error)
+    def _new(self, copy: Copy) -> Library | None:
+        try:
+            library, doubt = self._twin(copy), ""
+        except OSError as e:
+            library, doubt = None, f"; {e}: what it does is counted twice if it is one file with" \
+                " another that is traced"  # fmt: skip
+        if library is None:
+            if len(list(self)) >= MAX_LIBRARIES:
+                self.over = True
+                return None
+            library = Library(copy.key, copy.path, self._name(copy), copy.driver, copy.error)
+            library.doubt = doubt
         self._by_key[copy.key] = library
         if library.error:
             self._tell(library, "missing", library.error)
@@ -176,15 +194,13 @@ class Libraries:
         return f"{name}, inode {copy.key[1]} of device {copy.key[0]}" if taken else name
 
     def _twin(self, copy: Copy) -> Library | None:
-        """The library with probes that may be the same file: an overlay shows a file of the layer
-        below under its inode number, but as on a device of its own, and probes go into the file
-        below.  The breakpoints in memory tell."""
-        for x in self:
-            if not (x.since and x.driver and copy.driver):
-                continue
-            if (x.key[1], x.driver.build_id) == (copy.key[1], copy.driver.build_id):
-                return x
-        return None
+        """The library with probes that is the same file beneath.  Raises OSError where it cannot be
+        told."""
+        build = copy.driver.build_id if copy.driver else None
+        like = [x for x in self if x.since and x.driver and x.driver.build_id == build
+                and x.key[0] != copy.key[0]]  # fmt: skip
+        at = same_file(copy.fd, [x.fd for x in like]) if like else None
+        return None if at is None else like[at]
 
     def _attach(self, library: Library, driver: Driver, fd: int) -> None:
         try:
@@ -201,6 +217,7 @@ class Libraries:
             if these:
                 errors += self._tracer.attach_library((library.key, which), fd, these)
         library.since, library.uprobes = time.monotonic_ns(), uprobes
+        library.fd = os.dup(fd)
         places = {f.offset + driver.entries[name].offset: name
                   for name, f in driver.functions.items() if name in driver.entries}  # fmt: skip
         self._placed(library, placement, {places[u.offset]: why for u, why in errors})
@@ -246,7 +263,7 @@ class Libraries:
         if not library.returns:
             said += "; on entry only, as a process with a seccomp filter maps it"
         if on.any():
-            self._tell(library, "attached", said)
+            self._tell(library, "attached", said + library.doubt)
         else:
             library.error = next(iter(failed.values()), "it has none of the functions to be traced")
             self._tell(library, "missing", library.error)

@@ -27,14 +27,13 @@ MAX_PATH = 512
 @dataclass(frozen=True)
 class Copy:
     """A library that a process maps, open at ``fd`` (the taker's to close); without ``driver`` it
-    is not one, for the reason ``error``.  ``probed``: breakpoints sit in it."""
+    is not one, for the reason ``error``."""
 
     key: Key
     path: str
     fd: int
     driver: Driver | None
     error: str = ""
-    probed: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,6 @@ class _Late:
 
 Given = Found | Tree | Scanned
 
-_PROBED = ("cuLaunchKernel", "cuMemAlloc_v2", "cuCtxSynchronize")
-"""Functions of which at least one is probed, whichever probes run."""
 _SLICE = 8
 """Processes that a scan looks at in one go."""
 
@@ -280,8 +277,7 @@ class Search:
             finally:
                 os.close(fd)
             return None, path if self._files.is_aside(key) else ""
-        probed = known.driver is not None and self._probed(mapped, known.driver)
-        return Copy(key, path, fd, known.driver, known.error, probed), ""
+        return Copy(key, path, fd, known.driver, known.error), ""
 
     def _look_again(self) -> None:
         """At who waits for a library to be read."""
@@ -289,15 +285,6 @@ class Search:
         for pid in later:
             self._look(pid)
         self._looking_again = False
-
-    def _probed(self, mapped: driver.Mapped, read: Driver) -> bool:
-        for name in _PROBED:
-            if name in read.entries:
-                offset = read.functions[name].offset + read.entries[name].offset
-                with contextlib.suppress(OSError, ValueError):
-                    if driver.breakpoint_in(mapped, offset, self._proc):
-                        return True
-        return False
 
 
 def _pidfd(pid: int) -> int:

@@ -133,6 +133,8 @@ class Targets:
         for process in self._processes.values():
             self._unfollow(process)
         self._processes.clear()
+        if self._libraries:
+            self._libraries.close()
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -172,10 +174,8 @@ class Targets:
         process = self._follow(f, known.keys if known else set())
         for copy in f.copies:
             new = copy.key not in process.keys or f.pid in self._strangers
-            if self._libraries.mapped(f, copy, new):
-                process.keys.add(copy.key)
-            else:
-                self._discovery.look(f.pid)
+            self._libraries.mapped(f, copy, new)
+            process.keys.add(copy.key)
         self._let_go(f.pid, process.keys - {c.key for c in f.copies})
         process.keys &= {c.key for c in f.copies}
 

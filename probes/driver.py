@@ -112,17 +112,6 @@ def opened(mapped: Mapped, proc: Path = Path("/proc")) -> Iterator[int]:
         os.close(fd)
 
 
-def breakpoint_in(mapped: Mapped, offset: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a breakpoint sits at ``offset`` of the file in the memory of the process: the file
-    may have been given probes under another name.  Raises OSError."""
-    start, end = (int(x, 16) for x in mapped.area.split("-"))
-    at = start + offset - mapped.offset
-    if not start <= at < end:
-        return False
-    with open(proc / str(mapped.pid) / "mem", "rb", 0) as memory:
-        return os.pread(memory.fileno(), 1, at) == b"\xcc"
-
-
 def read(fd: int, path: str, traced: Callable[[str], object] = table.of_symbol) -> Driver:
     """What the library behind ``fd`` is, with places in its ``traced`` functions: each takes a
     disassembler, and a file may have thousands.  Raises :class:`~dsprobe.probes.elf.ElfError`."""

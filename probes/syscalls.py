@@ -238,6 +238,17 @@ def open_uprobe(program: int, file: int, offset: int, cookie: int, returns: bool
     return fd
 
 
+def open_mark(file: int, offset: int) -> int:
+    """Have a breakpoint sit at ``offset`` in a file, in every process that maps it; nothing runs
+    there.  Closing the descriptor takes it away."""
+    with open(UPROBE_EVENTS) as f:
+        kind = int(f.read())
+    path = ctypes.create_string_buffer(_path(file))
+    # As in open_uprobe; bit 0 of the flags: disabled.  The breakpoint sits there all the same.
+    attr = struct.pack("<IIQ", kind, _PERF_ATTR, 0).ljust(40, b"\0") + struct.pack("<QQ", 1, 0)
+    return _perf_event(attr + struct.pack("<QQ", ctypes.addressof(path), offset), 0)
+
+
 def _path(file: int) -> bytes:
     """A path that leads to the very file which a descriptor is open on, wherever it lies."""
     return f"/proc/self/fd/{file}".encode()
