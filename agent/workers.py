@@ -39,7 +39,7 @@ class Worker:
         self._given: queue.SimpleQueue[tuple[list[Batch], list[Loss]]] = queue.SimpleQueue()
         self._busy_since = 0
         self._state = ("", "")  # as of its last answer: a word of STATUSES and the reason
-        self._said = ""
+        self._said = ("", "")
         self._thread = threading.Thread(target=self._work, name=probe.name, daemon=True)
         self._thread.start()
 
@@ -54,12 +54,13 @@ class Worker:
                     now = self._now()
                     self._given.put((collect(self.probe, now, before), self.probe.losses()))
                     before = now
-                self._state = ("attached", "")
+                self._state = self.probe.standing
             except Unavailable as e:
                 self._state = ("missing", str(e))
             except Exception as e:  # whatever it is, the next reading may be a good one
                 self._state = ("missing", f"cannot be read: {e}")
             self._busy_since = 0
+        self.probe.close()
 
     def ask(self) -> None:
         """Have it collect, unless it still does."""
@@ -73,11 +74,11 @@ class Worker:
         if since and self._now() - since > STALLED_NS:
             state = ("stalled", f"a read has not returned for {STALLED_NS // 10**9} s")
         status, reason = state
-        if status in (self._said, ""):
+        if state == self._said or not status:
             return None
-        if status == "attached" and self._said:
-            reason = "answers again"
-        self._said = status
+        if status == "attached" and self._said[0]:
+            reason = reason or "answers again"
+        self._said = state
         return Coverage(self.probe.name, "", status, reason)
 
     def take(self) -> tuple[list[Batch], list[Loss]]:

@@ -67,6 +67,12 @@ class Probe:
         tells all."""
         return ""
 
+    @property
+    def standing(self) -> tuple[str, str]:
+        """Of a ``blocking`` probe that has started: a word of ``streams.STATUSES`` and the reason;
+        ("", "") where it cannot say yet."""
+        return ("shed", self.shortage) if self.shortage else ("attached", "")
+
 
 @dataclass(frozen=True)
 class Program:

@@ -1,6 +1,7 @@
 """Lanes: the curves of the screen and of the roll-ups, each a pure function of rows.
 
-Those of processes that use CUDA are in :mod:`dsprobe.recordings.cudalanes`.
+Those of processes that use CUDA are in :mod:`dsprobe.recordings.cudalanes`, those of GPUs in
+:mod:`dsprobe.recordings.nvmllanes`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dsprobe.recordings.lane import (
     worst_cpu,
     worst_quantile,
 )
+from dsprobe.recordings.nvmllanes import NVML_LANES
 
 NET_RX = st.VECTORS.index("NET_RX")
 
@@ -49,6 +51,7 @@ LANES: tuple[Lane, ...] = (
          share("softirq")),
     Lane(45, "cpu.runq", "longest run queue", "tasks", "runq", "cpu.runq", "max", False,
          highest("longest")),
+    *NVML_LANES,
     *CUDA_LANES,
     Lane(20, "napi.work", "NAPI packets", "/s", "napi", "net.napi", "mean", True, rate("work")),
     Lane(23, "net.drops", "device drops", "/s", "netdev", "net.device", "mean", True,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings import nvmlstreams as nvml
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.model import Rows, Stream
 
@@ -26,7 +27,7 @@ STATE_KEYS: dict[str, tuple[str, ...]] = {
 NUMBERED = frozenset(
     s.name
     for s in (cuda.META_PROCESS, cuda.META_THREAD, cuda.META_KERNEL, cuda.META_STACK,
-              cuda.META_FRAME)
+              cuda.META_FRAME, nvml.META_GPU)
 )  # fmt: skip
 """Interned streams whose ids an agent gives: what it says of one may change, and the same id of the
 same agent means the same nevertheless."""

@@ -1,4 +1,4 @@
-"""What a session says of processes that use CUDA, in plain values: for ``report``."""
+"""What a session says of GPUs and of processes that use CUDA, in plain values: for ``report``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from dsprobe.recordings import session as sn
 from dsprobe.recordings.blocked import CallRow, calls, open_calls, slowest_calls
+from dsprobe.recordings.gpus import gpus, plain, xids
 from dsprobe.recordings.identities import Identities, Process
 from dsprobe.recordings.launches import Launches, by_stream, by_thread, longest_gaps
 from dsprobe.recordings.leaks import Thresholds, find_leaks
@@ -61,6 +62,11 @@ class _Report:
             "duration_s": (self.end - self.start) / SECOND,
             "facts": facts,
             "probes": {name: asdict(state) for name, state in probes.items()},
+            "nvml": asdict(states["nvml", ""]) if ("nvml", "") in states else None,
+            **plain(
+                gpus(self.session, self.start, self.end),
+                xids(self.session, self.start, self.end),
+            ),
             "processes": self.processes(),
             **self.leaks(),
             "growing": self.growing(),

@@ -24,7 +24,7 @@ SECOND = 10**9
 LATE_NS = 2 * SECOND
 BLOCK_SECONDS = 60
 COVERED = 0
-VERSION = 3
+VERSION = 4
 """Value of the rows of lane COVERED: ``Lane.since`` says from which version on a lane is there."""
 
 _LANES: dict[str, list[Lane]] = {}

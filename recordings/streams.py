@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dsprobe.recordings.cudastreams import CUDA_STREAMS
 from dsprobe.recordings.model import Field, Stream
+from dsprobe.recordings.nvmlstreams import NVML_STREAMS
 
 HIST_SLOTS = 32
 """Slots of a log2 histogram: slot i counts values in [2**i, 2**(i+1)) ns, the last all above."""
@@ -50,7 +51,7 @@ PRESSURE = ("cpu", "memory", "io", "irq")
 
 STATUSES = ("attached", "missing", "detached", "stalled", "shed", "off")
 """Words in meta.coverage: working / cannot work here / was taken off / gives no answer / working
-with less detail to save cost / not asked for."""
+with less detail to save cost / not asked for, or this machine has nothing of the kind."""
 
 _T = Field("t", "<u8", "ns", "CLOCK_MONOTONIC")
 _DT = Field("dt", "<u8", "ns", "length of the interval that ends at t")
@@ -398,5 +399,6 @@ STREAMS: dict[str, Stream] = {
         MARKER,
         ROLLUP_LANE,
         *CUDA_STREAMS,
+        *NVML_STREAMS,
     )
 }

@@ -20,10 +20,11 @@ BESIDE = 110
 """From this width on the tables stand beside the lanes, else one stands below them."""
 TALLEST = 4
 OF_CUDA = ("gpu.", "cuda.")
+OF_NVML = "nvml."
 FIRST = frozenset({
     "net_rx.worst", "softirq.wait", "softirq.slow", "tcp.retransmits", "cpu.busy", "cpu.worst",
     "cpu.runq", "gpu.live", "gpu.allocated", "cuda.launches", "cuda.interval_p99", "cuda.gap",
-    "cuda.sync", "cuda.open",
+    "cuda.sync", "cuda.open", "nvml.sm", "nvml.used", "nvml.throttled",
 })  # fmt: skip
 WAITING = " waiting for the first data ..."
 
@@ -56,12 +57,16 @@ class Layout:
 
 def ordered(snapshot: Snapshot) -> list[LaneView]:
     """All lanes; where no process uses CUDA, one row in place of all of that, else those first
-    that tell most, so that a short terminal shows something of everything."""
+    that tell most, so that a short terminal shows something of everything.  Where NVML tells
+    nothing of GPUs, one row says so."""
+    silent = [lane for lane in snapshot.lanes if lane.key.startswith(OF_NVML) and not lane.working]
+    row = {id(lane): replace(lane, key="nvml", title="GPUs") for lane in silent[:1]}
+    lanes = [row.get(id(lane), lane) for lane in snapshot.lanes if lane not in silent[1:]]
     if snapshot.cuda:
-        return sorted(snapshot.lanes, key=lambda lane: lane.key not in FIRST)
+        return sorted(lanes, key=lambda lane: lane.key not in FIRST)
     shown: list[LaneView] = []
     said: set[tuple[str, str]] = set()
-    for lane in snapshot.lanes:
+    for lane in lanes:
         if not lane.key.startswith(OF_CUDA):
             shown.append(lane)
             continue

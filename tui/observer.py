@@ -9,12 +9,14 @@ import numpy as np
 
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import streams as st
+from dsprobe.recordings.gpus import simulated
 from dsprobe.recordings.identities import Identities
 from dsprobe.recordings.samples import ending
 from dsprobe.recordings.session import FOREVER, Clock, Session, clock, facts
 from dsprobe.recordings.stacks import Stacks
 from dsprobe.recordings.timeline import SECOND, Curve, Timeline, Window
 from dsprobe.tui import units
+from dsprobe.tui.gputext import SIMULATED
 from dsprobe.tui.lanes import LanesScreen
 from dsprobe.tui.player import Marker, Player
 from dsprobe.tui.screen import Body, Moment, Screen
@@ -176,6 +178,8 @@ def _problems(session: Session, p: Player) -> tuple[str, ...]:
     if p.silence:
         said = f"nothing has come from the agent for {units.span(p.silence)}"
         problems = (f"{said}: it is stopped, or the machine is too busy for it", *problems)
+    if simulated(session):
+        problems = (SIMULATED, *problems)
     return problems
 
 

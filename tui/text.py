@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 
+from dsprobe.recordings.gpus import gpus, xids
 from dsprobe.recordings.session import Session
 from dsprobe.tui import units
 from dsprobe.tui.cudatext import cuda_lines
 from dsprobe.tui.glyphs import Glyphs, choose
+from dsprobe.tui.gputext import gpu_lines
 from dsprobe.tui.grid import table
 from dsprobe.tui.lanes import TablesBody, ordered
-from dsprobe.tui.lines import text_of
+from dsprobe.tui.lines import shorten, text_of
 from dsprobe.tui.observer import Observer
 from dsprobe.tui.player import Player
 from dsprobe.tui.plot import Columns, lane_lines
@@ -33,11 +35,17 @@ def once(session: Session, width: int = 100, glyphs: Glyphs | None = None) -> st
     observer = Observer(session, player)
     snap = observer.look()
     cuda = cuda_lines(observer, glyphs, columns.width) if snap.cuda else []
-    return render(snap, cuda, glyphs, columns)
+    start, end = snap.window.start, snap.at
+    gpu = gpu_lines(gpus(session, start, end), xids(session, start, end))
+    shown = [shorten(glyphs.clean(line), columns.width) for line in gpu]
+    return render(snap, shown, cuda, glyphs, columns)
 
 
-def render(snap: Snapshot, cuda: list[str], glyphs: Glyphs, columns: Columns) -> str:
-    """``snap`` as lines of text, each ended by a newline; ``cuda`` is what is said of GPUs."""
+def render(
+    snap: Snapshot, gpu: list[str], cuda: list[str], glyphs: Glyphs, columns: Columns
+) -> str:
+    """``snap`` as lines of text, each ended by a newline; ``gpu`` is what is said of GPUs, ``cuda``
+    of processes that use them."""
     facts = [
         snap.host,
         snap.date,
@@ -50,6 +58,7 @@ def render(snap: Snapshot, cuda: list[str], glyphs: Glyphs, columns: Columns) ->
     lines += [f"! {glyphs.clean(problem)}" for problem in snap.problems]
     if snap.empty:
         lines.append("no data yet")
+    lines += ["", *gpu] if gpu else []
     lines += ["", *cuda] if cuda else []
     lines.append("")
     last = f"last {units.span(snap.window.count * snap.window.width)}"

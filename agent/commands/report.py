@@ -15,10 +15,12 @@ from dsprobe.agent.commands.save import ALL
 from dsprobe.recordings import wire
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.filesession import open_file
+from dsprobe.recordings.gpus import gpus, xids
 from dsprobe.recordings.leaks import Thresholds
 from dsprobe.recordings.live import LiveSession
 from dsprobe.recordings.report import report
 from dsprobe.recordings.session import Session
+from dsprobe.tui.gputext import gpu_lines
 from dsprobe.tui.units import digits, nanoseconds, si, size, span
 
 SILENT_SECONDS = 3.0
@@ -56,7 +58,9 @@ def _report(session: Session, args: argparse.Namespace) -> int:
     start, end = max(start, first - 1, 0), min(end, last)  # rows count that end after start
     said = report(session, start, end, _thresholds(args), args.top)
     said["problems"] = [p for p in said["problems"] if p != ALL]
-    print(json.dumps(said, indent=2) if args.json else "\n".join(map(_printable, _lines(said))))
+    gpu = gpu_lines(gpus(session, start, end), xids(session, start, end))
+    text = "\n".join(map(_printable, _lines(said, gpu)))
+    print(json.dumps(said, indent=2) if args.json else text)
     sys.stdout.flush()
     return GATE if args.fail_on == "leak" and said["leaks"] else 0
 
@@ -71,7 +75,7 @@ def _printable(line: str) -> str:
     return "".join(ch if ch.isprintable() else "?" for ch in line)
 
 
-def _lines(said: dict[str, Any]) -> list[str]:
+def _lines(said: dict[str, Any], gpu: list[str]) -> list[str]:
     lines = [
         f"{said['source']}: host {said['host'] or '?'}, {said['start'] or '?'} to "
         f"{said['end'] or '?'} ({span(said['end_ns'] - said['start_ns'])})"
@@ -81,6 +85,10 @@ def _lines(said: dict[str, Any]) -> list[str]:
         for name, state in said["probes"].items()
         if state["status"] != "attached" or state["reason"]
     ]
+    nvml = said["nvml"]
+    if nvml and nvml["status"] not in ("attached", "off"):
+        lines.append(f"nvml is {nvml['status']}: {nvml['reason'] or 'no reason was given'}")
+    lines += ["", *gpu] if gpu else []
     if not said["processes"]:
         none = "No process used CUDA" if said["probes"] else "Nobody looked for CUDA"
         return [*lines, "", f"{none} in this time."]

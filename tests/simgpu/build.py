@@ -131,7 +131,7 @@ def libcuda(flavour: str = "driver") -> Path:
         )  # fmt: skip
         (work / "libcuda.so").symlink_to("libcuda.so.1")
 
-    return _cached(flavour, make, *sorted(SOURCES.iterdir()))
+    return cached(flavour, make, *sorted(SOURCES.iterdir()))
 
 
 def program(name: str) -> Path:
@@ -142,7 +142,7 @@ def program(name: str) -> Path:
     def make(work: Path) -> None:
         gcc("-o", str(work / name), str(source), "-ldl", "-lpthread")
 
-    return _cached(name, make, source, common) / name
+    return cached(name, make, source, common) / name
 
 
 def gcc(*words: str) -> None:
@@ -152,7 +152,7 @@ def gcc(*words: str) -> None:
         raise RuntimeError(f"gcc: {done.stderr.strip()}")
 
 
-def _cached(label: str, make: Callable[[Path], None], *sources: Path) -> Path:
+def cached(label: str, make: Callable[[Path], None], *sources: Path) -> Path:
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
