@@ -16,7 +16,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from dsprobe.agent.search import Copy, Found, Key
+from dsprobe.agent.libraryfiles import Key
+from dsprobe.agent.search import Copy, Found
 from dsprobe.probes.driver import Driver
 from dsprobe.probes.probe import Batch, Uprobe
 from dsprobe.probes.samefile import same_file

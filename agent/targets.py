@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from dsprobe.agent.discovery import Discovery
 from dsprobe.agent.libraries import MAX_LIBRARIES, Cuda, Libraries
-from dsprobe.agent.search import Found, Key, Scanned, Tree
+from dsprobe.agent.libraryfiles import Key
+from dsprobe.agent.search import Found, Scanned, Tree
 from dsprobe.probes.probe import Batch, BpfProbe
 from dsprobe.probes.tracer import Coverage, Tracer
 
