@@ -14,34 +14,14 @@ HIST_SLOTS = 32
 """Slots of a log2 histogram: slot i counts values in [2**i, 2**(i+1)) ns, the last all above."""
 
 VECTORS = (
-    "HI",
-    "TIMER",
-    "NET_TX",
-    "NET_RX",
-    "BLOCK",
-    "IRQ_POLL",
-    "TASKLET",
-    "SCHED",
-    "HRTIMER",
-    "RCU",
-)
+    "HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU",
+)  # fmt: skip
 """Softirq vectors by number (include/linux/interrupt.h)."""
 
 TCP_STATES = (
-    "?",
-    "ESTABLISHED",
-    "SYN_SENT",
-    "SYN_RECV",
-    "FIN_WAIT1",
-    "FIN_WAIT2",
-    "TIME_WAIT",
-    "CLOSE",
-    "CLOSE_WAIT",
-    "LAST_ACK",
-    "LISTEN",
-    "CLOSING",
-    "NEW_SYN_RECV",
-)
+    "?", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE",
+    "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV",
+)  # fmt: skip
 """TCP states by number (include/net/tcp_states.h)."""
 
 RETRANSMIT_KINDS = ("data", "SYN", "SYN-ACK")
