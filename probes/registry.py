@@ -11,6 +11,7 @@ from dsprobe.probes.launches import Launches
 from dsprobe.probes.memory import Memory
 from dsprobe.probes.napi import Napi
 from dsprobe.probes.netdev import Netdev
+from dsprobe.probes.nvml import Nvml
 from dsprobe.probes.pressure import Pressure
 from dsprobe.probes.probe import BpfProbe, Probe
 from dsprobe.probes.runq import Runq
@@ -20,6 +21,7 @@ from dsprobe.probes.tcp import Tcp
 
 PROBES: tuple[type[Probe], ...] = (
     Softirq, Napi, Netdev, Tcp, Sockets, Cpu, Runq, Pressure, Cuda, Memory, Launches, Calls,
+    Nvml,
 )  # fmt: skip
 
 

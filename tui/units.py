@@ -75,7 +75,9 @@ def quantity(value: float, unit: str) -> str:
         return size(value) + unit[1:]
     if unit == "CPUs":
         return digits(value) + "CPU"
-    return si(value) + ("/s" if unit == "/s" else "")
+    if unit == "°C":
+        return digits(value) + "C"
+    return si(value) + (unit if unit in ("/s", "W") else "")
 
 
 def span(ns: int) -> str:

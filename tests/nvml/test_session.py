@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -168,6 +169,20 @@ def test_a_real_gpu_is_not_called_simulated_and_no_gpu_is_not_mentioned() -> Non
     text = once(s, 120, ASCII)
     assert sum("GPUs" in line for line in text.splitlines()) == 1
     assert gpu_lines([], []) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_rows_are_drawn(seed: int) -> None:
+    s = MemorySession(live=False)
+    for stream in nv.NVML_STREAMS:
+        held = random_rows(stream, 60, seed, T, 5 * SECOND)
+        for name in {"gpu", "id"} & set(stream.by_name):
+            held[name] %= 7
+        s.append_rows(stream, held)
+    s.refresh()
+    with np.errstate(all="ignore"):
+        assert once(s, 100, ASCII).isascii()
+        json.dumps(report(s, T, T + 5 * SECOND, Thresholds(), 10), allow_nan=False)
 
 
 def test_every_xid_has_a_sentence() -> None:
