@@ -27,6 +27,7 @@ from dsprobe.recordings.model import Field, Rows, Stream
 
 META_BYTES = 32 << 20
 BLOCK_BYTES = 1 << 20  # packed bytes of chunks that one step of blocks() spans
+BLOCK_CHUNKS = 64  # the same: packed, rows that are much alike take next to nothing
 
 _UNKNOWN = Stream("", "", "", (Field("t", "<u8", "ns", "CLOCK_MONOTONIC"),))
 
@@ -230,15 +231,15 @@ class FileSession:
     # -- for whoever reads all of it -----------------------------------------------------------
 
     def windows(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Cut ``[start, end)`` into intervals that each cover a few megabytes of rows at most."""
+        """Cut ``[start, end)`` into intervals that each cover some tens of megabytes of rows at most."""
         table = self._layout.table.chunks
         table = table[np.argsort(table[:, 3], kind="stable")]
-        at, packed = start, 0
+        at, packed, chunks = start, 0, 0
         for length, last in table[:, [1, 3]].tolist():
-            packed += length
-            if packed >= BLOCK_BYTES and at < last < end:
+            packed, chunks = packed + length, chunks + 1
+            if (packed >= BLOCK_BYTES or chunks >= BLOCK_CHUNKS) and at < last < end:
                 yield at, last
-                at, packed = last, 0
+                at, packed, chunks = last, 0, 0
         if at < end:
             yield at, end
 

@@ -124,6 +124,8 @@ class McapOut:
     def chunk(self, body: ChunkBody) -> None:
         """Append a chunk and its message indexes, in one write."""
         data = body.take()
+        if len(data) > c.MAX_CHUNK_BYTES:
+            raise RecordingError(f"a chunk of {len(data)} bytes is larger than any reader takes")
         chunk = mr.Chunk(
             compression="zstd",
             data=self.compress(data),

@@ -14,7 +14,8 @@
 * ``sequence`` counts the frames of a channel from 0, modulo 2**32; a number that is left out is a
   frame that was lost before it reached the file.
 * Chunks are zstd frames that state their content size, with a CRC, unpacked mostly under 2 MiB and
-  never over 20 MiB; mostly with one frame per stream, in order of arrival.
+  never over 20 MiB; mostly with one frame per stream, in order of arrival.  Rows that come as more
+  than that at once, as those of a merge do, go into several chunks.
   Rows arrive in about the order of ``t``.  A chunk is complete on disk when its message indexes
   are; the owner calls :meth:`Writer.flush` twice a second, so a crash loses less than a second.
 * ``rollup.lane`` comes in frames of up to 60 s: one chunk a minute holds any.
@@ -33,6 +34,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -44,9 +46,10 @@ import numpy as np
 from dsprobe.recordings import container as c
 from dsprobe.recordings import frames
 from dsprobe.recordings import streams as st
-from dsprobe.recordings.assemble import Sequences, join, memory
+from dsprobe.recordings.assemble import Sequences, memory
 from dsprobe.recordings.errors import RecordingError, StoreFull
 from dsprobe.recordings.frames import Frame
+from dsprobe.recordings.framing import chunked, framed
 from dsprobe.recordings.index import DEFAULT_SPAN
 from dsprobe.recordings.mcapout import ChunkBody, McapOut
 from dsprobe.recordings.model import Rows, Stream
@@ -54,7 +57,6 @@ from dsprobe.recordings.rollups import Rollups
 
 CHUNK_BYTES = 1 << 20  # of rows in memory: then a chunk is finished without being asked to
 LARGE_BYTES = 1 << 17  # of rows in memory: from here on meta rows get a chunk of their own
-FRAME_BYTES = 4 << 20  # of rows in memory: a frame is split there
 ROLLUP_SPAN = 60 * 10**9
 DIGEST_BYTES = 8 << 20  # of rows of one meta stream; one that outgrows it is not repeated
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -112,6 +114,8 @@ class Writer:
         self._sums: list[Rows] = []
         self._covers = ""
         self._full: StoreFull | None = None
+        self._in_file: Counter[str] = Counter()
+        """Of the rows that are pending, those that are in the file: by stream."""
         self._out = McapOut(self.path, force)
         version = f"{c.FORMAT_MAJOR}.{c.FORMAT_MINOR}"
         try:
@@ -248,22 +252,27 @@ class Writer:
         self._pending_bytes = 0
 
     def _commit_chunk(self, names: Sequence[str]) -> None:
+        """Write what is pending of these streams: as a chunk, or as many as it takes."""
         if not names:
             return
-        taken: list[tuple[_Channel, Frame]] = []
-        try:
-            body = ChunkBody(self._out.declarations())
-            for name in names:
-                channel = self._channels[name]
-                seq = channel.seq + self._gaps.get(name, 0)
-                for frame in _frames(channel, seq, self._pending[name]):
-                    body.add(channel.id, frame.seq, frame.t0, frame.t1, frame.data)
-                    taken.append((channel, frame))
-            self._out.chunk(body)
-        except OSError as e:
-            self._stop(e)
-        for channel, frame in taken:
-            channel.count(frame)
+        made: list[tuple[Stream, Frame]] = []
+        for name in names:
+            channel = self._channels[name]
+            seq = channel.seq + self._gaps.get(name, 0)
+            parts = framed(channel.stream, channel.span, seq, self._pending[name])
+            made += ((channel.stream, frame) for frame in parts)
+        for group in chunked(made):
+            try:
+                body = ChunkBody(self._out.declarations())
+                for f in group:
+                    body.add(self._channels[f.stream].id, f.seq, f.t0, f.t1, f.data)
+                self._out.chunk(body)
+            except OSError as e:
+                self._stop(e)
+            for f in group:
+                self._channels[f.stream].count(f)
+                self._in_file[f.stream] += f.n
+        self._in_file.clear()
         for name in names:
             parts = self._pending.pop(name)
             self._channels[name].missing += self._gaps.pop(name, 0)
@@ -274,7 +283,7 @@ class Writer:
         body = ChunkBody()
         for name, rows in self._digest.rows().items():
             channel = self._channels[name]
-            for frame in _frames(_Channel(channel.id, channel.stream, 1 << 62), 0, rows):
+            for frame in framed(channel.stream, 1 << 62, 0, rows):
                 body.add(channel.id, frame.seq, frame.t0, frame.t1, frame.data)
         data = body.take()
         digest = b""
@@ -298,8 +307,9 @@ class Writer:
             raise RecordingError(f"{self.path}: {why}") from None
         lost: dict[str, int] = {}
         for name, parts in self._pending.items():
-            if name != st.ROLLUP_LANE.name:
-                lost[name] = self._channels[name].dropped = sum(map(len, parts))
+            written = self._in_file[name]
+            if name != st.ROLLUP_LANE.name and sum(map(len, parts)) > written:
+                lost[name] = self._channels[name].dropped = sum(map(len, parts)) - written
         self._pending = {}
         self._full = StoreFull(
             f"{self.path}: {why}: the recording ends here and can be read; make room and begin a "
@@ -337,30 +347,6 @@ class _Digest:
         """By stream; nothing at all where one has too many rows, so that a copy is a whole one."""
         whole = max(self._bytes.values(), default=0) <= DIGEST_BYTES
         return self._held if whole else {}
-
-
-def _frames(channel: _Channel, seq: int, parts: Sequence[Rows]) -> list[Frame]:
-    """``parts`` as frames numbered from ``seq``, none of them too long in time or in bytes."""
-    stream = channel.stream
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    t = rows["t"].astype(np.int64)
-    if int(t.max()) - int(t.min()) > channel.span:
-        rows = join(stream, [rows])
-        t = rows["t"].astype(np.int64)
-    most = max(1, min(FRAME_BYTES * len(rows) // (memory(stream, rows) + 1), 1 << 18))
-    made: list[Frame] = []
-    at = 0
-    while at < len(rows):
-        end = min(at + most, len(rows))
-        if int(t[at:end].max()) - int(t[at:end].min()) > channel.span:
-            end = min(int(np.searchsorted(t, t[at] + channel.span, "right")), end)
-        times = t[at:end]
-        data = frames.encode(stream, rows[at:end], frames.PLANES)
-        made.append(
-            Frame(stream.name, seq + len(made), int(times.min()), int(times.max()), end - at, data)
-        )
-        at = end
-    return made
 
 
 def _reason(error: BaseException) -> str:
