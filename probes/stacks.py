@@ -41,8 +41,9 @@ RETRY, RETRIES = 1.0, 30
 """A process whose Python does not run yet is looked at again after so many seconds, so often."""
 AT_ONCE = 0.05
 """So many seconds of one collection are spent on names."""
-BURIED = 2_000
-"""So many stacks of processes that are gone are forgotten in one collection."""
+BURIED, LOST = 2_000, 2_000
+"""So many stacks of processes that are gone are forgotten in one collection, and so many are told
+of that were lost."""
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _MAX_LOOKED = 65_536
 
@@ -142,7 +143,7 @@ class Stacks:
         if process and self._symbolizer:
             self._symbolizer.seen(process, pid, time.monotonic_ns())
         done = self._look(pid, process)
-        if done is None or self._reader.late(WAIT) or not done.wait(WAIT):
+        if done is None or not self._reader.wait(done, WAIT):
             return "its memory does not answer yet"
         looked = self._take_looks().get(pid) or p.looked
         return looked.sentence if looked else ""
@@ -307,7 +308,7 @@ class Stacks:
     def _tell_lost(self, now: int) -> None:
         """Stacks of which there is nothing but a number."""
         numbers = [stackrecords.RING_FULL] if not self._reserved else []
-        while self._maps and len(numbers) < MAX_WAITING and (one := self._untold.pop()):
+        while self._maps and len(numbers) < LOST and (one := self._untold.pop()):
             numbers.append(int.from_bytes(one, "little"))
         if numbers:
             lost = self._table.frame(now, framerows.status("lost: too many new stacks at once"))

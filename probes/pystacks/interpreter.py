@@ -20,7 +20,7 @@ from dsprobe.probes.pystacks.errors import ENDED, Unreadable
 from dsprobe.probes.pystacks.objects import Memory
 from dsprobe.probes.pystacks.offsets import Layout
 
-_CANDIDATES = 8
+_CANDIDATES = 4  # each may take a fifth of a second if it is made to
 _SYMBOLS = ("_PyRuntime", "Py_Version", "PyCode_Type")
 _THREADS, _WALKED, _FRAMES = 1024, 64, 50
 """What the check goes through at most: threads, those whose frames it looks at, frames of each."""

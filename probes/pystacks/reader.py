@@ -16,6 +16,8 @@ MAX_HANGING = 4
 """Threads left behind at most; then nothing is read any more."""
 SECONDS = 2.0
 """A job that takes longer hangs."""
+WAITED, WAITED_IN = 1.0, 10.0
+"""All callers together wait so many seconds of so many."""
 
 Job = Callable[[], None]
 
@@ -35,6 +37,7 @@ class Reader:
         self._jobs: queue.Queue[Job | None] = queue.Queue(MAX_WAITING)
         self._worker: _Worker | None = None
         self._hanging: list[_Worker] = []
+        self._waits_since = self._waited = 0.0
 
     def ask(self, job: Job) -> bool:
         """Have ``job`` done; False where that cannot be."""
@@ -52,6 +55,18 @@ class Reader:
         worker = self._worker
         since = worker.since if worker else 0.0
         return bool(since) and self._clock() - since > seconds
+
+    def wait(self, done: threading.Event, seconds: float) -> bool:
+        """Wait so long for what a job sets, less or not at all where others took that time."""
+        begun = self._clock()
+        if begun - self._waits_since > WAITED_IN:
+            self._waits_since, self._waited = begun, 0.0
+        left = min(seconds, WAITED - self._waited)
+        if left <= 0 or self.late(seconds):
+            return done.is_set()
+        is_done = done.wait(left)
+        self._waited += self._clock() - begun
+        return is_done
 
     def _alive(self) -> bool:
         """Whether a thread works; a new one is started where it hangs."""

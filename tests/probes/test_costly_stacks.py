@@ -1,13 +1,16 @@
 """Stacks made to cost whoever names them: what is done at once is bounded, and others go on."""
 
+# ruff: noqa: F811 (fixtures that another file of tests has)
+
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 
 from dsprobe.probes import stacks
-from dsprobe.probes.pystacks import naming, objects
+from dsprobe.probes.pystacks import naming, objects, reader
 from dsprobe.probes.pystacks.lines import Lines
 from dsprobe.probes.pystacks.naming import CodeKey
 from dsprobe.probes.pystacks.objects import MAX_TABLE, Code
@@ -40,7 +43,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return Counted(monkeypatch)
 
 
-def evil(case: Case, process: int = EVIL, table: bytes | None = LONG) -> int:  # noqa: F811
+def evil(case: Case, process: int = EVIL, table: bytes | None = LONG) -> int:
     """A stack of as many frames as are kept, each of code with such a table."""
     codes = [0x100000 * (i + 1) for i in range(FRAMES)]
     for address in codes:
@@ -51,7 +54,7 @@ def evil(case: Case, process: int = EVIL, table: bytes | None = LONG) -> int:  #
     return number
 
 
-def honest(case: Case) -> int:  # noqa: F811
+def honest(case: Case) -> int:
     number = case.stack(0x5000)
     case.code(0x5000, "g")
     case.answer(number, "libffi")
@@ -59,7 +62,7 @@ def honest(case: Case) -> int:  # noqa: F811
 
 
 def test_long_tables_are_read_some_at_a_time_and_others_are_named(
-    case: Case, read: Counted  # noqa: F811
+    case: Case, read: Counted
 ) -> None:  # fmt: skip
     slow, other = evil(case), honest(case)
     case.collect()
@@ -83,14 +86,14 @@ def test_long_tables_are_read_some_at_a_time_and_others_are_named(
     assert 80 < loss.lost < FRAMES
 
 
-def test_many_processes_share_what_is_read(case: Case, read: Counted) -> None:  # noqa: F811
+def test_many_processes_share_what_is_read(case: Case, read: Counted) -> None:
     for process in range(EVIL, EVIL + 20):
         evil(case, process)
     case.collect()
     assert naming.READ <= read.since() <= naming.READ + MAX_TABLE
 
 
-def test_a_table_is_read_once(case: Case, read: Counted) -> None:  # noqa: F811
+def test_a_table_is_read_once(case: Case, read: Counted) -> None:
     numbers = [honest(case) for _ in range(2)]
     case.collect()
     assert all(case.told(n) for n in numbers)
@@ -107,7 +110,7 @@ def test_a_table_is_read_once(case: Case, read: Counted) -> None:  # noqa: F811
     assert read.since() == 0
 
 
-def test_a_table_that_is_too_long_costs_the_line_alone(case: Case, read: Counted) -> None:  # noqa: F811
+def test_a_table_that_is_too_long_costs_the_line_alone(case: Case, read: Counted) -> None:
     number = evil(case, table=None)
     case.collect()
     told = case.told(number)
@@ -140,7 +143,7 @@ def test_it_is_not_even_read(length: int) -> None:
 
 
 def test_tables_that_were_read_count_as_memory(
-    case: Case, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setattr(naming, "MAX_BYTES", 1 << 20)
     monkeypatch.setattr(naming, "READ", 1 << 30)
@@ -155,7 +158,7 @@ def test_tables_that_were_read_count_as_memory(
     assert (names._bytes, names._lines, names._codes) == (0, {}, {})
 
 
-def test_each_waiting_stack_has_its_turn(case: Case) -> None:  # noqa: F811
+def test_each_waiting_stack_has_its_turn(case: Case) -> None:
     """Though there is only time for some of them at once."""
     ticks = itertools.count()
     case.stacks._clock = lambda: 100 + next(ticks) * stacks.AT_ONCE / 4
@@ -168,7 +171,7 @@ def test_each_waiting_stack_has_its_turn(case: Case) -> None:  # noqa: F811
 
 
 def test_stacks_of_the_dead_are_forgotten_some_at_a_time(
-    case: Case, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setattr(stacks, "BURIED", 10)
     removed: list[bytes] = []
@@ -188,3 +191,27 @@ def test_stacks_of_the_dead_are_forgotten_some_at_a_time(
         assert len(removed) == want
     assert 7 not in case.stacks._processes
     assert case.stacks._naming._codes == {}
+
+
+def test_processes_that_answer_late_hold_the_loop_for_a_second_of_ten(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes as long as a look is waited for."""
+    timeouts: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if threading.current_thread() is threading.main_thread() and timeout:
+                timeouts.append(timeout)
+                case.now += timeout
+                return False
+            return super().wait(timeout)
+
+    monkeypatch.setattr(stacks.threading, "Event", Event)
+    monkeypatch.setattr(case.stacks._reader, "ask", lambda job: True)
+    for pid in range(1, 101):
+        assert case.stacks.process_seen(pid) == "its memory does not answer yet"
+    assert sum(timeouts) == pytest.approx(reader.WAITED)
+    case.now += reader.WAITED_IN
+    case.stacks.process_seen(101)
+    assert sum(timeouts) == pytest.approx(reader.WAITED + stacks.WAIT)
