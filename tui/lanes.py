@@ -60,8 +60,8 @@ def ordered(snapshot: Snapshot) -> list[LaneView]:
     that tell most, so that a short terminal shows something of everything.  Where NVML tells
     nothing of GPUs, one row says so."""
     silent = [lane for lane in snapshot.lanes if lane.key.startswith(OF_NVML) and not lane.working]
-    row = {id(lane): replace(lane, key="nvml", title="GPUs") for lane in silent[:1]}
-    lanes = [row.get(id(lane), lane) for lane in snapshot.lanes if lane not in silent[1:]]
+    instead = {id(lane): replace(lane, key="nvml", title="GPUs") for lane in silent[:1]}
+    lanes = [instead.get(id(lane), lane) for lane in snapshot.lanes if lane not in silent[1:]]
     if snapshot.cuda:
         return sorted(lanes, key=lambda lane: lane.key not in FIRST)
     shown: list[LaneView] = []
