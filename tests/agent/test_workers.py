@@ -196,3 +196,45 @@ def test_end_lets_it_finish_what_it_was_asked(bench: Bench) -> None:
     bench.worker.join(20)
     assert not bench.worker._thread.is_alive()
     assert bench.worker.take()[0]
+
+
+def test_what_a_probe_says_of_itself_is_told_when_it_changes(bench: Bench) -> None:
+    standing = {"": ("", "")}
+
+    class Frank(Fake):
+        @property
+        def standing(self) -> tuple[str, str]:
+            return standing[""]
+
+    bench = Bench(Frank())
+    bench.once()
+    assert bench.said() is None  # it cannot say yet
+    for now, told in (
+        (("attached", ""), ("attached", "")),
+        (("shed", "one is lost"), ("shed", "one is lost")),
+        (("shed", "two are lost"), ("shed", "two are lost")),
+        (("shed", "two are lost"), None),
+        (("attached", ""), ("attached", "answers again")),
+        (("attached", ""), None),
+        (("attached", "but there is nothing"), ("attached", "but there is nothing")),
+    ):
+        standing[""] = now
+        bench.once()
+        assert bench.said() == told
+
+
+def test_the_probe_is_closed_by_the_thread_that_started_it() -> None:
+    threads = []
+
+    class Closing(Fake):
+        def start(self) -> None:
+            threads.append(threading.current_thread())
+
+        def close(self) -> None:
+            threads.append(threading.current_thread())
+
+    bench = Bench(Closing())
+    bench.once()
+    bench.worker.end()
+    bench.worker.join(20)
+    assert threads == [bench.worker._thread] * 2
