@@ -334,10 +334,13 @@ class Cuda(BpfProbe):
             comm = processes.printable(names[0], processes.MAX_COMM) if names else ""
             facts = processes.Facts(pid, comm=comm)
         self.stacks.process_seen(pid, int(row["id"]))
+        # Whoever was forked from one that is seen has used nothing before.
+        parents = {p.pid for p in self.processes.values() if not p.row["ended"][0]}
+        begun = row["cells"][self.INIT_SLOT] or facts.parent in parents
         return _Process(int(row["id"]), pid, place, META_PROCESS.rows(
             id=int(row["id"]), pid=pid, ns_pid=int(row["ns_tgid"]), parent=facts.parent,
             uid=facts.uid, comm=[facts.comm], command=[facts.command], cgroup=[facts.cgroup],
-            container=[facts.container], pod=[facts.pod],
+            container=[facts.container], pod=[facts.pod], late=0 if begun else int(row["since"]),
         ))  # fmt: skip
 
     def _publish(self, p: _Process) -> None:

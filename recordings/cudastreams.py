@@ -262,6 +262,7 @@ META_PROCESS = Stream(
         _text("library", "driver library it maps"),
         _text("driver", "version of that library"),
         _text("python", "version of its Python, or why its Python stacks cannot be read"),
+        _time("late", "when it was first seen, if it used CUDA before; 0: seen from cuInit on"),
     ),
 )
 

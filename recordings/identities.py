@@ -7,18 +7,20 @@ A meta stream may say of one id several times, each time more: the last row of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import streams as st
-from dsprobe.recordings.assemble import fits
+from dsprobe.recordings.assemble import fit, fits
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.references import last_of_ids
 from dsprobe.recordings.session import FOREVER, Session
 
+NEWER = ("late",)
+"""Fields that sessions of an older version lack."""
 SLACK = 10 * 10**9
 """Rows of a meta stream come in about the order of time: none so long (ns) after a later one."""
 
@@ -28,7 +30,8 @@ class Process:
     """A process that uses CUDA, as in ``meta.process``; ``pid`` is 0 where nothing is said of it.
 
     ``ended`` is the moment (ns) it ended, 0 while it lives.  ``python`` is the version of its
-    Python, or why its Python stacks cannot be read.
+    Python, or why its Python stacks cannot be read.  ``late`` is when it was first seen where it
+    had used CUDA before: what it allocated until then is not known.  0: all of it is.
     """
 
     id: int
@@ -45,6 +48,7 @@ class Process:
     library: str = ""
     driver: str = ""
     python: str = ""
+    late: int = 0
 
     @property
     def label(self) -> str:
@@ -81,7 +85,8 @@ class Rereader:
         self._whole = False
 
     def rows(self) -> Rows:
-        """New rows, and some that were seen already; none where they lack fields they need."""
+        """New rows, and some that were seen already; none where their fields are others.  Those of
+        an older version lack the newest fields, which are 0 then."""
         if self._whole:
             return self._stream.empty()
         # A session at rest holds all it will ever hold.
@@ -95,7 +100,10 @@ class Rereader:
         # Those that will be read again next time: of the slack before the last one.
         start = max(self._last - SLACK, 0)
         self._held = (start, len(rows) - int(np.searchsorted(rows["t"], start)))
-        return rows if fits(self._stream, rows) else self._stream.empty()
+        names = rows.dtype.names or ()
+        fields = tuple(f for f in self._stream.fields if f.name in names or f.name not in NEWER)
+        known = fits(replace(self._stream, fields=fields), rows)
+        return fit(self._stream, rows) if known else self._stream.empty()
 
 
 class Identities:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.levels import Levels, read_levels
 from dsprobe.recordings.session import FOREVER, Session
-from dsprobe.recordings.stacks import Frame, Stacks, where
+from dsprobe.recordings.stacks import Frame, Stacks, where, wrappers
 from dsprobe.recordings.tables import word
 
 SECOND = 10**9
@@ -151,7 +151,10 @@ def _named(leaks: list[Leak], held: list[Levels], stacks: Stacks) -> list[Leak]:
     others = {stack for levels in held for _, stack, _ in levels.keys}
     others = {stack for stack in others if stacks.same(stack) not in leaking}
     common = {frame.id for stack in others for frame in stacks.frames(stack)}
-    return [replace(leak, place=where(stacks.frames(leak.stack), common)) for leak in leaks]
+    inside = wrappers(stacks.frames(stack) for levels in held for _, stack, _ in levels.keys)
+    return [
+        replace(leak, place=where(stacks.frames(leak.stack), common, inside)) for leak in leaks
+    ]
 
 
 def _rising(

@@ -23,6 +23,8 @@ from dsprobe.recordings.tables import word
 SECOND = 10**9
 MINUTE = 60 * SECOND
 STATE = 12 * SECOND
+STACKS_LATE = 2 * SECOND
+"""So long after memory there are rows of its stacks: they are looked at once a second."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +155,11 @@ class _State:
         self.kinds = {_key(r, "process", "kind"): r for r in last_of(rows, "process", "kind")}
         stacks = ending(session, cuda.GPU_STACK, t - STATE, t)
         self.stacks = self.held(last_of(stacks, "process", "stack", "kind"))
-        # Stacks are looked at less often: compare with what was live when they were.
-        looked = stacks["t"][-1] if len(stacks) else t
+        # Stacks are looked at less often: compare with what was live when they were, and is now.
+        looked = stacks["t"][-1] if len(stacks) else max(t - STACKS_LATE, 0)
         then = last_of(rows[rows["t"] <= looked], "process", "kind")
-        self.counted = sum(then["live"].tolist())
+        self.counted = sum(r["live"].item() for r in then
+                           if self.kinds[_key(r, "process", "kind")]["live"])  # fmt: skip
 
     def held(self, rows: Rows) -> Rows:
         """``rows`` but those of which a later row says that the process holds nothing of that kind

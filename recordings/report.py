@@ -16,7 +16,7 @@ from dsprobe.recordings.launches import Launches, by_stream, by_thread, longest_
 from dsprobe.recordings.leaks import Thresholds, find_leaks
 from dsprobe.recordings.memory import Memory, memory_at
 from dsprobe.recordings.session import Session
-from dsprobe.recordings.stacks import Stacks, where
+from dsprobe.recordings.stacks import Stacks, where, wrappers
 from dsprobe.recordings.walltime import WallTime
 
 SECOND = 10**9
@@ -47,6 +47,8 @@ class _Report:
         self.wall = WallTime(sn.clock(session), sn.facts(session))
 
         self.memory = memory_at(session, end, start)
+        held = self.memory.stacks[:MAX_STACKS]
+        self.inside = wrappers(self.stacks.frames(row.stack) for row in held)
 
     def made(self) -> dict[str, Any]:
         facts = sn.facts(self.session)
@@ -107,7 +109,9 @@ class _Report:
         ]
 
     def _process(self, p: Process) -> dict[str, Any]:
-        return asdict(p) | {"ended": self.wall.iso(p.ended) if p.ended else None, "label": p.label}
+        times = {n: self.wall.iso(t) if t else None for n, t in (("ended", p.ended),
+                                                                 ("late", p.late))}  # fmt: skip
+        return asdict(p) | times | {"label": p.label}
 
     def _launches(self, row: Launches) -> dict[str, Any]:
         return {
@@ -180,7 +184,7 @@ class _Report:
         others = {other for other in among if self.stacks.same(other) != same}
         common = {f.id for other in others for f in self.stacks.frames(other)}
         return {
-            "where": where(frames, common).text,
+            "where": where(frames, common, self.inside).text,
             "caching_allocator": any("CachingAllocator" in f.function for f in frames),
             "frames": [asdict(f) | {"text": f.text} for f in frames],
         }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings.identities import Rereader
@@ -15,6 +17,11 @@ MAX_DEPTH = 512
 """Frames of one stack that are looked at, from the innermost on."""
 MAX_FRAMES = 2_000_000
 """Of all stacks: more are not looked at."""
+MAX_WRAPPERS = 8
+"""Frames that :func:`wrappers` looks at, from the innermost one of Python on."""
+MAX_COMPARED = 2000
+"""Stacks that it compares."""
+NEARLY_ALL = 0.8
 
 
 @dataclass(frozen=True)
@@ -108,13 +115,42 @@ def _frame(row: Rows) -> Frame:
     )
 
 
-def where(frames: tuple[Frame, ...], common: Collection[int] = ()) -> Frame:
+def wrappers(stacks: Iterable[tuple[Frame, ...]]) -> frozenset[tuple[str, str]]:
+    """Functions (name, file) of Python through which nearly all of ``stacks`` reach the driver: a
+    binding and what is built around it.  They tell nothing of what was done.
+
+    They are the innermost ones that nearly all share, and, in the same file, those that several
+    do.  Stacks without Python have no say.
+    """
+    paths = {
+        tuple((f.function, f.file) for f in frames if f.kind == "python")
+        for frames in islice(stacks, MAX_COMPARED)
+    } - {()}
+    sharing = Counter(path[:n] for path in paths for n in range(1, MAX_WRAPPERS + 1)
+                      if n < len(path))  # fmt: skip
+    found: set[tuple[str, str]] = set()
+    for shared, count in sorted(sharing.items(), key=lambda item: len(item[0])):
+        inner = shared[:-1]
+        if count < 2 or not found.issuperset(inner):
+            continue
+        if count >= NEARLY_ALL * len(paths) or (inner and inner[-1][1] == shared[-1][1]):
+            found.add(shared[-1])
+    return frozenset(found)
+
+
+def where(
+    frames: tuple[Frame, ...], common: Collection[int] = (),
+    wrappers: Collection[tuple[str, str]] = (),
+) -> Frame:  # fmt: skip
     """The frame to name a stack by: the innermost one of Python, else the innermost with a
     symbol, else the innermost.
 
-    One that is not in ``common`` (ids of frames) goes first: what other stacks go through, too,
-    tells nothing of this one.
+    One that is neither in ``wrappers``, as of :func:`wrappers`, nor in ``common`` (ids of frames)
+    goes first: what other stacks go through, too, tells nothing of this one.
     """
+    telling = tuple(f for f in frames if f.kind != "python" or (f.function, f.file) not in wrappers)
+    if wrappers and any(f.kind == "python" for f in telling):
+        frames = telling
     for apart in (True, False) if common else (False,):
         for kind in ("python", "native"):
             for frame in frames:

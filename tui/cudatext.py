@@ -34,7 +34,7 @@ def cuda_lines(observer: Observer, glyphs: Glyphs, width: int) -> list[str]:
         leak = f"LEAK {units.size(row.rate)}/s, " if row.leaks else ""
         amounts = f"{units.size(row.live)} live, {units.change(row.grown)}"
         mark = glyphs.alert if row.leaks else " "
-        lines.append(f"{mark} {leak}{amounts}, {row.text}, {process}")
+        lines.append(f"{mark} {leak}{amounts}, {process}: {row.text}")
     whole = sorted((row for row in rows if not row.depth and row.live), key=lambda r: -r.live)
     for row in whole[:PROCESSES]:
         name, _, rest = row.text.partition(": ")

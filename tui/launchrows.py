@@ -14,7 +14,7 @@ from dsprobe.recordings.launches import Gap, Launches, by_stream, by_thread, lon
 from dsprobe.recordings.timeline import SECOND
 from dsprobe.tui import units
 from dsprobe.tui.screen import Moment
-from dsprobe.tui.treescreen import TreeBody, TreeRow, empty, state
+from dsprobe.tui.treescreen import TreeBody, TreeRow, empty, state, unseen
 
 ORDERS = ("rate", "P99", "longest", "shed")
 MAX_ROWS = 1000
@@ -180,6 +180,8 @@ class _Seen:
         )
 
     def total(self) -> str:
+        if not self.threads and (why := unseen("launches", self.moment)):
+            return f"not known: {why}"
         processes = len({t.process for t in self.threads})
         rate = sum(t.rate for t in self.threads)
         inside: dict[str, float] = {}

@@ -12,12 +12,12 @@ from dsprobe.recordings.identities import Process
 from dsprobe.recordings.leaks import Findings, Leak, find_leaks
 from dsprobe.recordings.memory import KindMemory, Memory, StackMemory, memory_at
 from dsprobe.recordings.session import Session
-from dsprobe.recordings.stacks import Frame, where
+from dsprobe.recordings.stacks import Frame, where, wrappers
 from dsprobe.recordings.timeline import SECOND
 from dsprobe.tui import units
 from dsprobe.tui.screen import Moment
 from dsprobe.tui.stacktree import Amounts, Branch, StackTree, branches
-from dsprobe.tui.treescreen import TreeBody, TreeRow, empty, state
+from dsprobe.tui.treescreen import TreeBody, TreeRow, empty, state, unseen
 
 KINDS = {
     "device": ON_DEVICE,
@@ -25,6 +25,7 @@ KINDS = {
     "address space": ("reserved", "mapped", "ipc"),
 }
 """What the tree is of, by name: kinds of memory that can be added up."""
+CALLED = {"device": "device memory", "host": "host memory", "address space": "address space"}
 ORDERS = ("growth", "live", "blocks", "age")
 LEAKS_OVER = 600 * SECOND
 """Time in which leaks are looked for."""
@@ -82,26 +83,34 @@ class MemoryRows:
         self._found = (-1, NOTHING)
         self._wanted = -1
         self._names: dict[tuple[int, ...], tuple[str, tuple[Frame, ...]]] = {}
+        self._inside: dict[int, frozenset[tuple[str, str]]] = {}
 
     def look(self, asked: Asked, moment: Moment) -> TreeBody:
         """The memory at ``moment``."""
         moment.stacks.refresh()
         if self._session is not moment.session:
             self._session, self._found, self._wanted = moment.session, (-1, NOTHING), -1
-            self._tree, self._names = StackTree(moment.stacks), {}
+            self._tree, self._names, self._inside = StackTree(moment.stacks), {}, {}
         since, growth = _since(asked, moment)
-        memory = memory_at(moment.session, moment.at, since)
+        memory = memory_at(moment.session, moment.at, since, moment.who)
         findings, pending = self._findings(moment, len(memory.stacks))
         kinds = KINDS[asked.kind]
         leaks = [leak for leak in findings.leaks if leak.kind in kinds]
         rows, more = self._rows(asked, moment, memory, leaks)
+        late = _late(moment)
+        called = CALLED[asked.kind]
+        nothing = f"no {called} is allocated"
+        if late:
+            first = moment.scale.text(min(p.late for p in late))
+            nothing = f"no {called} is allocated of what was seen since {first}"
         return TreeBody(
-            _total(memory, leaks),
-            f"{asked.kind} memory, {growth}",
+            _total(moment, memory, findings.leaks, late),
+            f"{called}, {growth}",
             rows,
-            _notes(moment, memory, findings) + (("leaks are being looked for",) if pending else ()),
+            _notes(moment, memory, findings, late)
+            + (("leaks are being looked for",) if pending else ()),
             more,
-            empty(asked.filter, "memory", moment, f"no {asked.kind} memory is allocated"),
+            empty(asked.filter, "memory", moment, nothing),
             pending,
         )
 
@@ -138,6 +147,13 @@ class MemoryRows:
         leaves = [tree.leaf(s.process, s.stack) for s in stacks]
         if len(tree.parent) != known:
             self._names = {}  # what was one stack's own may be so no more
+            of: dict[int, list[int]] = {}
+            for s in memory.stacks:
+                of.setdefault(s.process, []).append(s.stack)
+            self._inside = {
+                tree.process(id): wrappers(map(moment.stacks.frames, dict.fromkeys(ids)))
+                for id, ids in of.items()
+            }
         amounts = np.array(
             [(s.live, s.grown, s.age * s.blocks, s.blocks, 0, 0, 1) for s in stacks], float
         ).reshape(-1, 7)
@@ -199,7 +215,9 @@ class MemoryRows:
         if named is None:
             frames = tuple(self._tree.path(branch.node))
             alone = [self._tree.alone(node) for node in reversed(branch.nodes)]
-            named = self._names[branch.nodes] = _name(frames[: len(alone)], alone), frames
+            inside = self._inside.get(self._tree.root(branch.node), frozenset())
+            name = _name(frames[: len(alone)], alone, inside)
+            named = self._names[branch.nodes] = name, frames
         name, frames = named
         return MemoryRow(
             branch.node,
@@ -224,14 +242,16 @@ def short(frame: Frame) -> str:
     return f"{frame.function or '?'} ({place})"
 
 
-def _name(frames: tuple[Frame, ...], alone: Sequence[bool]) -> str:
+def _name(
+    frames: tuple[Frame, ...], alone: Sequence[bool], inside: frozenset[tuple[str, str]]
+) -> str:
     """What a row of ``frames``, the innermost first, is called: by the one that tells most, of
-    those that no other stack goes through if there are any, and by those of Python that called
-    it."""
+    those that no other stack goes through if there are any, but not those ``inside`` which nearly
+    all end; and by those of Python that called it."""
     if not frames:
         return ""
-    own = tuple(frame for frame, single in zip(frames, alone, strict=True) if single)
-    chosen = where(own or frames)
+    shared = {f.id for f, single in zip(frames, alone, strict=True) if not single}
+    chosen = where(frames, shared, inside)
     at = next(i for i, frame in enumerate(frames) if frame is chosen)
     callers = [f for f in frames[at + 1 :] if f.kind == "python" or chosen.kind != "python"]
     return " < ".join(short(f) for f in (chosen, *callers))
@@ -263,21 +283,29 @@ def _sums(kinds: Sequence[KindMemory], memory: Memory, without: str = "") -> str
     """``12.3G on device, 1.20G on host, 4.51k blocks, 120 allocs/s``; of one process without what
     stands in its columns."""
     held = [k for k in kinds if k.device or k.kind in KINDS["host"]]
-    rate = sum(k.allocs for k in held) * 1e9 / max(memory.t - memory.since, 1)
     parts = [
         f"{units.size(sum(k.live for k in kinds if k.kind in KINDS[name]))} on {name}"
         for name in ("device", "host")
         if name != without
     ]
-    parts += [] if without else [f"{units.si(sum(k.blocks for k in held))} blocks"]
-    return ", ".join([*parts, f"{units.si(rate)} allocs/s"])
+    parts += [] if without else [f"{units.whole(sum(k.blocks for k in held))} blocks"]
+    return ", ".join([*parts, _rate(kinds, memory)])
+
+
+def _rate(kinds: Sequence[KindMemory], memory: Memory) -> str:
+    """``120 allocs/s``; not of less than a second, in which there may be no row yet."""
+    held = [k for k in kinds if k.device or k.kind in KINDS["host"]]
+    span = memory.t - memory.since
+    rate = sum(k.allocs for k in held) * 1e9 / max(span, 1)
+    return f"{units.si(rate) if span >= SECOND else '-'} allocs/s"
 
 
 def _process_row(row: MemoryRow, moment: Moment, memory: Memory, process: Process,
                  shown: str) -> MemoryRow:  # fmt: skip
     kinds = [k for k in memory.kinds if k.process == process.id]
     ended = " (ended)" if process.ended and process.ended <= moment.at else ""
-    text = f"{process.label}{ended}: {_sums(kinds, memory, shown)}"
+    late = f" (since {moment.scale.text(process.late)})" if process.late else ""
+    text = f"{process.label}{late}{ended}: {_sums(kinds, memory, shown)}"
     if process.container:
         text += f", container {process.container[:12]}"
     return replace(row, text=text, frames=())
@@ -291,18 +319,43 @@ def _rest_row(node: int, rest: Amounts) -> MemoryRow:
     return MemoryRow(-2 - node, 1, None, f"[{said}]", live, grown, 0, blocks, 0, 0.0, frames)
 
 
-def _total(memory: Memory, leaks: Sequence[Leak]) -> str:
-    n = len({k.process for k in memory.kinds if k.live})
-    found = f"{units.count(n, 'process')}: {_sums(memory.kinds, memory)}"
+def _ended(moment: Moment, process: int) -> bool:
+    return 0 < moment.who.process(process).ended <= moment.at
+
+
+def _total(moment: Moment, memory: Memory, leaks: Sequence[Leak], late: Sequence[Process]) -> str:
+    """Of those that live; what those did that have ended stands for itself."""
+    if not memory.kinds and (why := unseen("memory", moment)):
+        return f"not known: {why}"
+    alive = [k for k in memory.kinds if not _ended(moment, k.process)]
+    gone = [k for k in memory.kinds if _ended(moment, k.process)]
+    found = f"{units.count(len({k.process for k in alive}), 'process')}: {_sums(alive, memory)}"
+    if any(k.allocs for k in gone):
+        found += f"; {len({k.process for k in gone})} ended, {_rate(gone, memory)}"
+    if late:
+        found = f"seen since {moment.scale.text(min(p.late for p in late))}, {found}"
     if leaks:
         rate = units.size(sum(k.rate for k in leaks))
         found = f"{len(leaks)} LEAK{'S' if len(leaks) > 1 else ''} {rate}/s  {found}"
     return found
 
 
-def _notes(moment: Moment, memory: Memory, findings: Findings) -> tuple[str, ...]:
+def _late(moment: Moment) -> list[Process]:
+    """Who lives, and had used CUDA before it was first seen."""
+    every = moment.who.processes.values()
+    return [p for p in every if 0 < p.late <= moment.at and not _ended(moment, p.id)]
+
+
+def _notes(
+    moment: Moment, memory: Memory, findings: Findings, late: Sequence[Process]
+) -> tuple[str, ...]:
     """Warnings, worst first."""
     notes = list(state("memory", moment))
+    if late:
+        who = ", ".join(p.label for p in late[:FEW])
+        who += f" and {len(late) - FEW} more" if len(late) > FEW else ""
+        first = moment.scale.text(late[0].late) if len(late) == 1 else "they were seen"
+        notes.append(f"memory from before {first} is not counted: {who}")
     failed, unknown, shed = (
         [(getattr(k, what), k.process) for k in memory.kinds] for what in ("failed", "unknown",
                                                                             "shed")

@@ -84,6 +84,10 @@ class StackTree:
         frame = self.frame[node]
         return frame is not None and self._times[self._root[node], replace(frame, id=0)] == 1
 
+    def root(self, node: int) -> int:
+        """The process that a node is of."""
+        return self._root[node]
+
     def path(self, node: int) -> list[Frame]:
         """Frames from the innermost to the outermost."""
         frames = []

@@ -187,13 +187,24 @@ def state(probe: str, moment: Moment) -> tuple[str, ...]:
     return (f"{probe}: {status.status}: {status.reason}".rstrip(": "),)
 
 
-def empty(filter: str, probe: str, moment: Moment, nothing: str) -> str:
-    """Why there are no rows; ``nothing`` where it was seen that there is nothing."""
+def unseen(probe: str, moment: Moment) -> str:
+    """Why ``probe`` sees nothing at the moment; "" where it sees."""
     status = moment.timeline.status(probe, moment.at)
     if status is None:
+        later = moment.timeline.status(probe, moment.end)
+        if later is not None or moment.session.live:
+            return f"the probes of {probe} were not attached yet"
         return "not part of this session"
     if status.status not in ("attached", "shed"):
         return f"{status.status}: {status.reason}".rstrip(": ")
+    return ""
+
+
+def empty(filter: str, probe: str, moment: Moment, nothing: str) -> str:
+    """Why there are no rows; ``nothing`` where it was seen that there is nothing."""
+    why = unseen(probe, moment)
+    if why:
+        return why
     if filter:
         return f"nothing matches {filter}"
     return nothing if moment.who.processes else "no process uses CUDA"

@@ -31,6 +31,11 @@ def si(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else digits(value)
 
 
+def whole(n: int) -> str:
+    """A count with all its digits where there are few: ``4,510``, ``12.3k``."""
+    return f"{n:,}" if abs(n) < 10_000 else si(n)
+
+
 def nanoseconds(value: float) -> str:
     """``1.05ms``"""
     for factor, letter in _TIME:
@@ -99,7 +104,7 @@ def span(ns: int) -> str:
 
 def count(n: int, what: str) -> str:
     """``1 process``, ``2 processes``, ``3 threads``"""
-    return f"{n} {what}" + ("" if n == 1 else "es" if what.endswith("s") else "s")
+    return f"{n:,} {what}" + ("" if n == 1 else "es" if what.endswith("s") else "s")
 
 
 def speed(value: float) -> str:

@@ -183,7 +183,9 @@ def _process(p: dict[str, Any]) -> list[str]:
         f"{p['label']}  {p['command'][:MAX_COMMAND]}".rstrip(),
         "  " + ", ".join(f for f in facts if f),
     ]
-    lines += [f"  {line}" for line in _memory(p["memory"], bool(p["ended"]))]
+    if p["late"]:
+        lines.append(f"  was there before: what it had allocated by {p['late']} is not known")
+    lines += [f"  {line}" for line in _memory(p["memory"], bool(p["ended"]), bool(p["late"]))]
     for name, b in p["blocked"].items():
         if b["busy_s"]:
             failed = f", {b['failed']:,} failed" if b["failed"] else ""
@@ -206,9 +208,10 @@ def _process(p: dict[str, Any]) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _memory(memory: dict[str, Any], ended: bool) -> list[str]:
+def _memory(memory: dict[str, Any], ended: bool, late: bool) -> list[str]:
     if not memory["kinds"]:
-        return ["no GPU memory allocated in this time"]
+        since = " since it was first seen" if late else ""
+        return [f"no GPU memory allocated in this time{since}"]
     lines = []
     if not ended:
         lines = [f"GPU memory: {size(memory['live'])} live, {_signed(memory['grown'])}"]

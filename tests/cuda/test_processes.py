@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from tests.simgpu import truth
 from tests.simgpu.run import environment
 from tests.simgpu.scenario import Scenario
 from tests.simgpu.target import Target
+from tests.support.wait import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
 
@@ -66,6 +69,35 @@ def test_children_that_are_forked_executed_and_killed(tmp_path: Path) -> None:
         assert len(set(threads["id"].tolist()) | set(ended["id"].tolist())) == 18
         assert (tr.rows("cuda.thread")["count"].sum()) == 9 * 200
         assert_nothing_is_left(tr)
+
+
+def test_who_had_begun_before_is_told_from_who_is_seen_from_the_start(tmp_path: Path) -> None:
+    with Target(tmp_path / "before") as before:
+        before.start()
+        began = time.monotonic_ns()
+        with tracing(Calls) as tr, Target(tmp_path / "after") as after:
+            tr.step()
+            after.start()
+            tr.step()
+            before.ok("cuCtxSynchronize")
+            calls = [["cuCtxSynchronize"]] * 20_000
+            child = threading.Thread(target=after.fork, args=calls, kwargs={"start": False})
+            child.start()
+
+            def known() -> bool:
+                tr.step()
+                return len(set(tr.rows("meta.process")["pid"].tolist())) == 3
+
+            until(known, "the child is seen while it lives")
+            child.join()
+            rows = tr.rows("meta.process")
+            late = {int(r["pid"]): int(r["late"]) for r in rows}
+            assert began < late.pop(before.pid) < time.monotonic_ns()
+            assert len(late) == 2
+            assert set(late.values()) == {0}
+            for t in (before, after):
+                t.close()
+            tr.settle()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

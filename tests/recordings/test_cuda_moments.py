@@ -102,6 +102,42 @@ def test_bytes_of_no_stack_are_told(host: CudaHost) -> None:
     assert not at.whole
 
 
+def test_stacks_that_are_yet_to_be_looked_at_are_not_missing() -> None:
+    """Memory has rows four times a second, its stacks one: those of a process that has just come
+    are to come, and what has just been freed is not live."""
+    host = CudaHost()
+    quarter = SECOND // 4
+
+    def memory(t: int, live: int, kind: str = "device") -> None:
+        host.session.append("gpu.memory", t=t, dt=quarter, process=1, kind=KIND[kind], live=live,
+                            blocks=live // MIB)  # fmt: skip
+
+    def stack(t: int, stack: int, live: int, kind: str = "device") -> None:
+        host.session.append("gpu.stack", t=t, dt=SECOND, process=1, stack=stack, kind=KIND[kind],
+                            live=live, blocks=live // MIB)  # fmt: skip
+
+    for i in range(1, 4):
+        memory(BOOT + i * quarter, i * MIB)
+        memory(BOOT + i * quarter, 9 * MIB, "reserved")
+        host.session.refresh()
+        assert memory_at(host.session, BOOT + i * quarter).whole
+    memory(BOOT + SECOND, 4 * MIB)
+    memory(BOOT + SECOND, 9 * MIB, "reserved")
+    stack(BOOT + SECOND, 1, 4 * MIB)
+    stack(BOOT + SECOND, 2, 9 * MIB, "reserved")
+    memory(BOOT + 5 * quarter, 5 * MIB)
+    memory(BOOT + 5 * quarter, 0, "reserved")
+    host.session.refresh()
+    found = memory_at(host.session, BOOT + 5 * quarter)
+    assert (found.unexplained, found.whole) == (0, True)
+    # Where the stacks do not come, that is said.
+    alone = CudaHost()
+    alone.session.append("gpu.memory", t=BOOT + np.arange(1, 20) * quarter, dt=quarter, process=1,
+                         live=7 * MIB, blocks=7)  # fmt: skip
+    alone.session.refresh()
+    assert memory_at(alone.session, BOOT + 19 * quarter).unexplained == 7 * MIB
+
+
 def test_ages(host: CudaHost) -> None:
     for t, live in ((1, 5), (11, 7)):
         host.session.append("gpu.age", t=BOOT + t * SECOND, dt=SECOND, process=1,

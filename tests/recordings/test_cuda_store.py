@@ -194,6 +194,17 @@ def test_what_nobody_explains_is_said() -> None:
     assert stacks.frames(0)[0].text == "[no stack was taken]"
 
 
+def test_processes_of_an_older_version_are_known() -> None:
+    fields = tuple(f for f in st.STREAMS["meta.process"].fields if f.name != "late")
+    old = type(st.MARKER)("meta.process", "", "", fields)
+    host = CudaHost()
+    host.session.append_rows(old, old.rows(t=[BOOT], id=[1], pid=[4711], comm=["server"]))
+    host.session.refresh()
+    who = Identities(host.session)
+    who.refresh()
+    assert (who.process(1).label, who.process(1).late) == ("server:4711", 0)
+
+
 @pytest.mark.parametrize("stream", ["meta.process", "meta.stack", "meta.frame", "meta.thread"])
 def test_streams_of_a_stranger_give_nothing(stream: str) -> None:
     """A file may declare anything under these names."""

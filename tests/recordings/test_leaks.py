@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 
 from dsprobe.recordings.leaks import Findings, Thresholds, find_leaks
-from dsprobe.recordings.stacks import Stacks
+from dsprobe.recordings.stacks import Stacks, where, wrappers
 from tests.recordings.cudahost import BOOT, MIB, SECOND, CudaHost, Stack
 
 few = settings(max_examples=25, deadline=None)
@@ -238,6 +238,34 @@ def test_it_is_named_by_what_others_do_not_go_through() -> None:
     made.run(LONG, lambda second, t: leak.alloc(t, MIB))
     (found,) = judged(made).leaks
     assert found.place.text == "remember (c.py:7)"
+
+
+def test_it_is_not_named_by_what_all_call_the_driver_through() -> None:
+    """Also where a stack of another kind does not go through it."""
+    host = CudaHost()
+    inner = ("call@/lib/driver.py:57", "ok@/lib/driver.py:61")
+    leak = host.stack(1, (*inner, "get@/lib/driver.py:70", "append@/srv/cache.py:88"))
+    stays = [
+        host.stack(2, (*inner, "get@/lib/driver.py:71", "load@/srv/weights.py:12")),
+        host.stack(3, (*inner, "get@/lib/driver.py:70", "forward@/srv/model.py:9")),
+        host.stack(4, (*inner, "stage@/srv/io.py:5")),
+    ]
+    other = host.stack(5, ())
+    for s in (*stays, other):
+        s.alloc(BOOT, MIB)
+    host.run(400, lambda second, t: leak.alloc(t, MIB))
+    [found] = judged(host).leaks
+    assert found.place.function == "append"
+    stacks = Stacks(host.session)
+    stacks.refresh()
+    frames = [stacks.frames(i) for i in range(1, 6)]
+    names = {("call", "/lib/driver.py"), ("ok", "/lib/driver.py"), ("get", "/lib/driver.py")}
+    assert wrappers(frames) == names
+    assert [where(f, (), names).function for f in frames[:4]] == ["append", "load", "forward",
+                                                                  "stage"]  # fmt: skip
+    # One stack shares nothing with others, and what is all there is of one names it.
+    assert wrappers(frames[:1]) == frozenset()
+    assert where(frames[0][:2], (), names).function == "call"
 
 
 def test_address_space_is_no_memory() -> None:

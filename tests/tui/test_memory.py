@@ -18,7 +18,8 @@ from dsprobe.tui.player import Player
 from dsprobe.tui.snapshot import Snapshot
 from dsprobe.tui.text import once
 from dsprobe.tui.treescreen import TreeBody
-from tests.tui.cudascene import BOOT, MIB, SECOND, SERVER, Scene, recording
+from tests.recordings.cudahost import CudaHost
+from tests.tui.cudascene import BOOT, MIB, SECOND, SERVER, WORKER, Scene, recording
 from tests.tui.golden import compare
 from tests.tui.memory import MemorySession
 from tests.tui.test_draw import SIZES
@@ -104,7 +105,7 @@ def test_kinds_of_memory_are_not_added_up() -> None:
     assert any("stage (io.py:5)" in row.text for row in host)
     assert rows(LEAKING, kind="address space") == []
     said = lines(LEAKING, kind="address space")
-    assert any("no address space memory is allocated" in line for line in said)
+    assert any("no address space is allocated" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,82 @@ def test_what_is_not_known_is_said() -> None:
     narrow = "\n".join(lines(scene.session, 120, 14))
     assert "more) memory: shed" in narrow
     assert "SHED allocations of PID 4711" in said.splitlines()[0]
+
+
+def test_memory_from_before_the_probes_is_not_passed_over() -> None:
+    scene = Scene(leaking=False)
+    scene.process(SERVER, 4711, "python3", late=BOOT)
+    scene.process(3, 4713, "idle", late=BOOT + SECOND)
+    scene.advance(20)
+    said = "\n".join(lines(scene.session, 140, 40, kind="address space"))
+    assert "seen since 14:00:00.0 UTC, 2 processes: 1.46G on device" in said
+    assert "! memory from before they were seen is not counted: python3:4711, idle:4713" in said
+    assert "no address space is allocated of what was seen since 14:00:00.0 UTC" in said
+    [row] = [r for r in rows(scene.session) if not r.depth and "4711" in r.text]
+    assert row.text.startswith("python3:4711 (since 14:00:00.0 UTC): ")
+    once_said = once(scene.session, 140, BLOCKS)
+    assert "is not counted" in once_said
+    scene.process(SERVER, 4711, "python3", late=BOOT, ended=scene.now)
+    scene.process(3, 4713, "idle", late=BOOT + SECOND, ended=scene.now)
+    scene.session.append("cpu.load", t=scene.now + SECOND, dt=SECOND)
+    scene.session.refresh()
+    assert "is not counted" not in "\n".join(lines(scene.session, 140, 40))
+
+
+def test_the_leak_stays_in_the_header_whatever_kind_is_shown() -> None:
+    for kind in ("device", "host", "address space"):
+        assert "1 LEAK 1.00M/s" in lines(LEAKING, kind=kind)[3]
+
+
+def test_the_header_counts_who_lives_and_tells_of_who_ended_apart() -> None:
+    scene = Scene(leaking=False)
+    scene.advance(20)
+    for s in [s for s in scene.stacks if s.process == WORKER]:
+        while s.held:
+            s.free()
+    scene.session.append("gpu.memory", t=scene.now, dt=SECOND, process=WORKER, kind=0, live=0,
+                         allocs=50_000, frees=50_000)  # fmt: skip
+    scene.process(WORKER, 4712, "worker", ended=scene.now)
+    scene.session.append("cpu.load", t=scene.now, dt=SECOND)
+    scene.session.refresh()
+    body = look(scene.session, MemoryScreen(), 120).body
+    assert isinstance(body, TreeBody)
+    whole, _, gone = body.total.partition("; ")
+    assert whole.startswith("1 process: ")
+    assert float(whole.rpartition(", ")[2].split()[0]) < 10
+    assert gone.startswith("1 ended, 2.")
+    assert gone.endswith("k allocs/s")
+
+
+def test_before_the_probes_came_nothing_is_claimed() -> None:
+    session = MemorySession(live=True)
+    session.append("cpu.load", t=BOOT + np.arange(90) * SECOND, dt=SECOND)
+    session.append("meta.coverage", t=BOOT + 60 * SECOND, probe="memory", program="", status=0)
+    session.refresh()
+    early = "\n".join(lines(session, 120, at=BOOT + 30 * SECOND))
+    assert "not known: the probes of memory were not attached yet" in early
+    assert "0 processes" not in early
+    assert "not part of this session" not in early
+    assert "no process uses CUDA" in "\n".join(lines(session, 120, at=BOOT + 89 * SECOND))
+
+
+def test_stacks_that_go_through_one_binding_are_told_apart() -> None:
+    """A row in each of three servers; the process comes first."""
+    scene = CudaHost()
+    inner = ("call@/lib/driver.py:57", "ok@/lib/driver.py:61", "get@/lib/driver.py:70")
+    held = []
+    for process in (1, 2, 3):
+        scene.process(process, 4700 + process, "server")
+        for i, name in enumerate(("load", "grow", "step")):
+            frames = (*inner, f"{name}@/srv/llm.py:{10 * i}", "main@/srv/llm.py:90")
+            held.append(scene.stack(10 * process + i, frames, process=process))
+        held.append(scene.stack(10 * process + 9, ("stage@/srv/io.py:5",), process=process))
+    scene.run(30, lambda second, t: [s.alloc(t, MIB) for s in held] and None)
+    leaves = [r.text for r in rows(scene.session, all_open=True) if r.opened is None]
+    assert {text.split(" ")[0] for text in leaves} == {"load", "grow", "step", "stage"}
+    shown = [line for line in once(scene.session, 100, BLOCKS).splitlines() if "live, " in line]
+    assert len(shown) == 5
+    assert all(", server:470" in line and "call (" not in line for line in shown)
 
 
 def test_why_there_is_nothing() -> None:
