@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dsprobe.agent.check import LIMITED, OK, Check
-from dsprobe.probes import driver, functions, hitcost, processes, trial
+from dsprobe.probes import driver, functions, hitcost, trial
 from dsprobe.probes.driver import Driver, Mapped
 from dsprobe.probes.elf import ElfError
 from dsprobe.probes.placement import Placement
 from dsprobe.probes.tracer import Tracer
 
 _SHOWN_PIDS = 8
+_SHOWN_LIBRARIES = 16
+"""Each is tried out, which takes as long as it likes, up to some seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,19 @@ def cuda_checks(verbose: bool) -> Iterator[Check]:
         if os.geteuid() == 0:
             cost, means = _measured(stack)
             yield cost
+        if means.survives is False:
+            yield Check("CUDA", LIMITED, "this kernel lets seccomp filters kill a process at a"
+                        " probe on a return, so there are probes on entries only: calls are"
+                        " counted, but not timed, and memory is not followed",
+                        "use a kernel with the fix: 6.12.15, 6.13.4, 6.14 or later")  # fmt: skip
         if not libraries:
             yield Check("CUDA", OK, "no process has the CUDA driver library (libcuda.so) mapped;"
                         " those that map it later are found then")  # fmt: skip
-        for users in libraries.values():
+        for users in list(libraries.values())[:_SHOWN_LIBRARIES]:
             yield from _library(users, means, verbose)
+        if len(libraries) > _SHOWN_LIBRARIES:
+            yield Check("CUDA", LIMITED, f"{len(libraries) - _SHOWN_LIBRARIES} more driver"
+                        " libraries are mapped, which are not looked at here")  # fmt: skip
         yield from _strangers({m.pid for users in libraries.values() for m in users})
 
 
@@ -93,7 +103,6 @@ def _library(users: list[Mapped], means: _Means, verbose: bool) -> Iterator[Chec
     if unknown:
         yield Check("CUDA", LIMITED, f"{users[0].path}: calls of {', '.join(unknown[:6])} are not"
                     " seen: newer than this dsprobe", "update dsprobe")  # fmt: skip
-    yield from _filtered(users, means)
     if verbose:
         for name in names:
             yield Check(f"  {name}", *_placed(places.get(name), refused.get(name, "")))
@@ -125,24 +134,6 @@ def _placed(place: Placement | None, refused: str) -> tuple[str, str]:
         return LIMITED, f"not probed: {refused or 'not for this machine'}"
     where = f"at +{place.offset}, {place.instruction}"
     return (OK, where) if place.emulated else (LIMITED, f"{where}: expensive, {place.why}")
-
-
-def _filtered(users: list[Mapped], means: _Means) -> Iterator[Check]:
-    """Processes that a probe on a return would kill."""
-    if means.survives is not False:
-        return
-    filtered = []
-    for user in users:
-        facts = processes.facts(user.pid)
-        if facts and facts.seccomp == processes.SECCOMP_FILTER:
-            filtered.append(str(user.pid))
-    if filtered:
-        yield Check("CUDA", LIMITED, f"PID {', '.join(filtered[:_SHOWN_PIDS])}: this kernel's"
-                    " return probes would be taken for a forbidden system call by their seccomp"
-                    " filter, so their library is probed at entries only: calls are counted, but"
-                    " not timed, and memory is not followed",
-                    "use a kernel with the fix (6.12.15, 6.13.4, 6.14 or later), or let the filter"
-                    " pass the system call uretprobe (335)")  # fmt: skip
 
 
 def _strangers(known: set[int]) -> Iterator[Check]:

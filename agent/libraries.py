@@ -18,6 +18,7 @@ import numpy as np
 
 from dsprobe.agent.libraryfiles import Key
 from dsprobe.agent.search import Copy, Found
+from dsprobe.agent.shares import room
 from dsprobe.probes.driver import Driver
 from dsprobe.probes.probe import Batch, Uprobe
 from dsprobe.probes.samefile import same_file
@@ -58,9 +59,6 @@ class Cuda(Protocol):
         """Where to put probes, without those on returns if not ``returns``, and rows of
         META_PLACEMENT as if all of them could be put there."""
 
-    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
-        """Of these probes those on returns are about to be taken off."""
-
     def forget(self, uprobes: Iterable[Uprobe]) -> None:
         """All of these have been taken off, and are not put anywhere again."""
 
@@ -69,30 +67,31 @@ class Cuda(Protocol):
 class Library:
     """``name`` is what coverage calls it.  ``error``: why it has no probes; ``since``: when it got
     them; ``empty``: since when nobody is known to map it, 0 while somebody does.  ``fd`` is open on
-    it while it has probes; ``doubt`` is why another one may be the same file beneath."""
+    it while it has probes; ``doubt`` is why another one may be the same file beneath; ``uid`` is
+    the user who mapped it first; ``versions`` are those of its contents by each key."""
 
     key: Key
+    uid: int
     path: str
     name: str
     driver: Driver | None
     error: str = ""
     users: set[int] = field(default_factory=set)
     since: int = 0
-    returns: bool = True
     uprobes: Sequence[Uprobe] = ()
     empty: int = 0
     fd: int = -1
     doubt: str = ""
+    versions: dict[Key, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass
 class _Plan:
-    """Where probes go in libraries of one build.  ``code`` is without its path.  ``returns``: None
-    where those on returns were taken off later, as then no other library is to share it.
-    ``unused``: since when no library has it, 0 while one does."""
+    """Where probes go in libraries of one build.  ``code`` is without its path.  ``unused``: since
+    when no library has it, 0 while one does."""
 
     code: Driver
-    returns: bool | None
+    returns: bool
     uprobes: list[Uprobe]
     placement: Rows
     unused: int = 0
@@ -105,8 +104,8 @@ class Libraries:
         self._tracer, self._cuda = tracer, cuda
         self._by_key: dict[Key, Library] = {}
         self._plans: list[_Plan] = []
-        self.over = False
-        """Whether there were more than are followed."""
+        self.refused: set[int] = set()
+        """Users for whose libraries there was no room; the caller takes them."""
         self.coverage: list[Coverage] = []
         self.batches: list[Batch] = []
 
@@ -117,23 +116,26 @@ class Libraries:
     def get(self, key: Key) -> Library | None:
         return self._by_key.get(key)
 
-    def mapped(self, f: Found, copy: Copy, new: bool) -> None:
+    def mapped(self, f: Found, copy: Copy, new: bool) -> bool:
         """A process maps a library, ``new`` if that was not known: put probes into it where there
-        are none."""
+        are none.  True where all processes are to be looked at again, as others may map it."""
         library = self._by_key.get(copy.key)
+        changed = library is not None and library.versions[copy.key] != copy.version
+        if library and changed:  # written to in place: probes sit in what it was
+            self._remove(library, "its file has changed")
+            library = None
         if library is None:
-            library = self._new(copy)
+            library = self._new(copy, f.uid)
         if library is None:
-            return
+            return changed
         library.users.add(f.pid)
         library.empty = 0
         if library.driver:
-            if new:
+            if new or changed:
                 self._cuda.process_seen(f.pid, library.driver)
-            if f.brittle and library.returns:
-                self._without_returns(library, f.pid)
             if not library.since and not library.error:
-                self._attach(library, library.driver, copy.fd)
+                self._attach(library, library.driver, copy.fd, f.returns)
+        return changed
 
     def let_go(self, pid: int, key: Key) -> bool:
         """It maps it no more; whether nobody is known to any more."""
@@ -150,16 +152,7 @@ class Libraries:
         """Those that nobody mapped at ``since`` lose their probes."""
         for library in list(self):
             if library.empty and library.empty < since:
-                self._by_key = {k: x for k, x in self._by_key.items() if x is not library}
-                if library.since:
-                    for which in (RETURN, ENTRY):
-                        self._tracer.detach_library((library.key, which))
-                    os.close(library.fd)
-                used = {id(x.uprobes) for x in self}
-                for plan in self._plans:
-                    if not plan.unused and id(plan.uprobes) not in used:
-                        plan.unused = time.monotonic_ns()
-                self._tell(library, "detached", "no process maps it any more")
+                self._remove(library, "no process maps it any more")
 
     def close(self) -> None:
         """Probes are the tracer's to take off."""
@@ -170,18 +163,47 @@ class Libraries:
 
     # -- parts --------------------------------------------------------------------------------
 
-    def _new(self, copy: Copy) -> Library | None:
+    def _remove(self, library: Library, why: str) -> None:
+        self._by_key = {k: x for k, x in self._by_key.items() if x is not library}
+        if library.since:
+            for which in (RETURN, ENTRY):
+                self._tracer.detach_library((library.key, which))
+            os.close(library.fd)
+        used = {id(x.uprobes) for x in self}
+        for plan in self._plans:
+            if not plan.unused and id(plan.uprobes) not in used:
+                plan.unused = time.monotonic_ns()
+        self._tell(library, "detached", why)
+
+    def _room(self, uid: int, good: bool) -> bool:
+        """Whether another library of a user may be followed.  A ``good`` one takes the place of one
+        that cannot be traced, the user's own first."""
+        holders = [x.uid for x in self]
+        if room(holders, uid, MAX_LIBRARIES):
+            return True
+        bad = [x for x in self if good and x.error]
+        for x in sorted(bad, key=lambda x: x.uid != uid):
+            holders.remove(x.uid)
+            if room(holders, uid, MAX_LIBRARIES):
+                self._remove(x, "one that can be traced has its place")
+                return True
+            holders.append(x.uid)
+        return False
+
+    def _new(self, copy: Copy, uid: int) -> Library | None:
         try:
             library, doubt = self._twin(copy), ""
         except OSError as e:
             library, doubt = None, f"; {e}: what it does is counted twice if it is one file with" \
                 " another that is traced"  # fmt: skip
         if library is None:
-            if len(list(self)) >= MAX_LIBRARIES:
-                self.over = True
+            if not self._room(uid, not copy.error):
+                self.refused.add(uid)
                 return None
-            library = Library(copy.key, copy.path, self._name(copy), copy.driver, copy.error)
-            library.doubt = doubt
+            library = Library(
+                copy.key, uid, copy.path, self._name(copy), copy.driver, copy.error, doubt=doubt
+            )
+        library.versions[copy.key] = copy.version
         self._by_key[copy.key] = library
         if library.error:
             self._tell(library, "missing", library.error)
@@ -203,9 +225,9 @@ class Libraries:
         at = same_file(copy.fd, [x.fd for x in like]) if like else None
         return None if at is None else like[at]
 
-    def _attach(self, library: Library, driver: Driver, fd: int) -> None:
+    def _attach(self, library: Library, driver: Driver, fd: int, with_returns: bool) -> None:
         try:
-            uprobes, placement = self._plan(driver, library.returns)
+            uprobes, placement = self._plan(driver, with_returns)
         except ValueError as e:
             library.error = str(e)
             self._tell(library, "missing", library.error)
@@ -221,7 +243,8 @@ class Libraries:
         library.fd = os.dup(fd)
         places = {f.offset + driver.entries[name].offset: name
                   for name, f in driver.functions.items() if name in driver.entries}  # fmt: skip
-        self._placed(library, placement, {places[u.offset]: why for u, why in errors})
+        failed = {places[u.offset]: why for u, why in errors}
+        self._placed(library, placement, failed, with_returns)
 
     def _plan(self, driver: Driver, returns: bool) -> tuple[list[Uprobe], Rows]:
         """Made once for all copies of one build."""
@@ -246,7 +269,9 @@ class Libraries:
         self._plans.append(_Plan(code, returns, uprobes, placement.copy()))
         return uprobes, placement
 
-    def _placed(self, library: Library, placement: Rows, failed: dict[str, str]) -> None:
+    def _placed(
+        self, library: Library, placement: Rows, failed: dict[str, str], with_returns: bool
+    ) -> None:
         """Say which functions have a probe, and where it is expensive."""
         placement["t"] = library.since
         placement["library"] = library.path
@@ -261,29 +286,19 @@ class Libraries:
             said += f"; expensive in {len(dear)}: {_some(dear)}"
         if len(without):
             said += f"; not in {_some(without)}"
-        if not library.returns:
-            said += "; on entry only, as a process with a seccomp filter maps it"
+        if not with_returns:
+            # From 6.11 on a probed function returns through a system call, for which a filter that
+            # does not know it kills the process.  Probes go into all processes, and a filter may be
+            # set at any time.
+            said += ("; on entry only: calls are counted, not timed, and memory is not followed, as"
+                     " this kernel lets seccomp filters kill a process at a probe on a"
+                     " return")  # fmt: skip
         if on.any():
             self._tell(library, "attached", said + library.doubt)
         else:
             library.error = next(iter(failed.values()), "it has none of the functions to be traced")
             self._tell(library, "missing", library.error)
         self.batches.append((META_PLACEMENT, placement))
-
-    def _without_returns(self, library: Library, pid: int) -> None:
-        """From 6.11 on a probed function returns through a system call, for which a filter that
-        does not know it kills the process.  Probes go into all processes: all go without."""
-        library.returns = False
-        for plan in self._plans:
-            if plan.uprobes is library.uprobes:
-                plan.returns = None
-        # Copies of the same build share their plan, and so go with it.
-        for x in [x for x in self if x.since and x.uprobes is library.uprobes]:
-            x.returns = False
-            self._tracer.detach_library((x.key, RETURN))
-            self._cuda.entry_only(x.uprobes)
-            self._tell(x, "attached", f"on entry only since process {pid} maps it, whose seccomp"
-                       " filter may kill it at a probe on a return")  # fmt: skip
 
     def _tell(self, library: Library, status: str, reason: str) -> None:
         self.coverage.append(Coverage(self._cuda.name, library.name, status, reason))

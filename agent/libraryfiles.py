@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dsprobe.agent.shares import room
 from dsprobe.agent.vetting import Vetting
 from dsprobe.probes import driver
 from dsprobe.probes.driver import Driver
@@ -27,7 +28,8 @@ MAX_READING = 2
 LATE_NS = 3_000_000_000
 """One that takes longer is put aside."""
 MAX_ASIDE = 8
-"""Each has a thread; while there are so many no other file is read."""
+"""Each has a thread; while there are so many no other file is read.  A user has a share of them,
+and of READS (:mod:`dsprobe.agent.shares`)."""
 READS, READS_NS = 32, 60_000_000_000
 """How many new files are read per minute: each may take a tenth of a second, and anybody can make
 new ones."""
@@ -53,9 +55,9 @@ class LibraryFiles:
     def __init__(self, vetting: Vetting, read: Callable[[Known], None]) -> None:
         self._vetting, self._done = vetting, read
         self._known: dict[Key, Known] = {}
-        self._since: dict[Key, int] = {}
-        self._aside: set[Key] = set()
-        self._reads: deque[int] = deque(maxlen=READS)
+        self._since: dict[Key, tuple[int, int]] = {}  # when, for which user
+        self._aside: dict[Key, int] = {}  # for which user
+        self._reads: deque[tuple[int, int]] = deque(maxlen=READS)
 
     @property
     def reading(self) -> bool:
@@ -65,14 +67,13 @@ class LibraryFiles:
     def any_late(self) -> bool:
         """Whether :meth:`put_aside` would free a place."""
         now = time.monotonic_ns()
-        return any(now - since > LATE_NS for since in list(self._since.values()))
+        return any(now - since > LATE_NS for since, _ in list(self._since.values()))
 
     def put_aside(self) -> None:
         """Let others be read in place of those that take long."""
         now = time.monotonic_ns()
-        for key in [k for k, since in self._since.items() if now - since > LATE_NS]:
-            del self._since[key]
-            self._aside.add(key)
+        for key in [k for k, (since, _) in self._since.items() if now - since > LATE_NS]:
+            self._aside[key] = self._since.pop(key)[1]
 
     def is_aside(self, key: Key) -> bool:
         return key in self._aside
@@ -82,17 +83,18 @@ class LibraryFiles:
         known = self._known.get(key)
         return known if known and known.version == version else None
 
-    def start(self, key: Key, version: tuple[int, int], fd: int, path: str) -> None:
-        """Have a file read if there is a place.  Raises OSError where there is none for long."""
+    def start(self, key: Key, version: tuple[int, int], fd: int, path: str, uid: int) -> None:
+        """Have a file read for a user if there is a place.  Raises OSError where there is none for
+        long."""
         now = time.monotonic_ns()
         if key in self._since or key in self._aside or len(self._since) >= MAX_READING:
             return
-        if len(self._aside) >= MAX_ASIDE:
-            raise OSError(errno.EAGAIN, "too many libraries take long to read")
-        if len(self._reads) == READS and now - self._reads[0] < READS_NS:
-            raise OSError(errno.EAGAIN, "too many new libraries in a minute")
-        self._reads.append(now)
-        self._since[key] = now
+        if not room(list(self._aside.values()), uid, MAX_ASIDE):
+            raise OSError(errno.EAGAIN, f"too many libraries take long to read{_of(uid)}")
+        if not room([u for t, u in self._reads if now - t < READS_NS], uid, READS):
+            raise OSError(errno.EAGAIN, f"too many new libraries in a minute{_of(uid)}")
+        self._reads.append((now, uid))
+        self._since[key] = now, uid
         args = key, version, os.dup(fd), path
         threading.Thread(target=self._read, args=args, name="read", daemon=True).start()
 
@@ -102,7 +104,7 @@ class LibraryFiles:
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._since.pop(known.key, None)
-        self._aside.discard(known.key)
+        self._aside.pop(known.key, None)
 
     def _read(self, key: Key, version: tuple[int, int], fd: int, path: str) -> None:
         try:
@@ -114,3 +116,8 @@ class LibraryFiles:
         finally:
             os.close(fd)
         self._done(known)
+
+
+def _of(uid: int) -> str:
+    """Root has no share of its own: there are too many of all."""
+    return f" of user {uid}" if uid else ""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsprobe.agent.libraryfiles import Key, Known, LibraryFiles
+from dsprobe.agent.shares import NOBODY
 from dsprobe.agent.vetting import Vetting
 from dsprobe.probes import driver, processes
 from dsprobe.probes.driver import Driver
@@ -27,9 +28,10 @@ MAX_PATH = 512
 @dataclass(frozen=True)
 class Copy:
     """A library that a process maps, open at ``fd`` (the taker's to close); without ``driver`` it
-    is not one, for the reason ``error``."""
+    is not one, for the reason ``error``.  ``version`` changes with its contents."""
 
     key: Key
+    version: tuple[int, int]
     path: str
     fd: int
     driver: Driver | None
@@ -41,15 +43,16 @@ class Found:
     """What process ``pid`` mapped at ``t``: nothing also where it has ended.
 
     ``pidfd`` is the taker's to close, -1 where there is none.  ``error``: what cannot be read.
+    ``returns``: whether this kernel's probes on returns harm nobody (:meth:`Vetting.survives`).
     """
 
     t: int
     pid: int
     pidfd: int
-    brittle: bool
-    """Whether a probe on a return may kill it, by its seccomp filter."""
-    copies: tuple[Copy, ...]
+    copies: tuple[Copy, ...] = ()
     error: str = ""
+    uid: int = NOBODY
+    returns: bool = True
 
     def close(self) -> None:
         for fd in (self.pidfd, *(c.fd for c in self.copies)):
@@ -204,7 +207,7 @@ class Search:
             found = self._find(pid)
         except Exception as e:  # nor may one process
             why = f"process {pid} cannot be looked into: {type(e).__name__}: {e}"
-            found = Found(time.monotonic_ns(), pid, -1, False, (), why)
+            found = Found(time.monotonic_ns(), pid, -1, (), why)
         finally:
             self._since = 0
         if found is None:
@@ -224,7 +227,7 @@ class Search:
     def _find(self, pid: int) -> Found | None:
         """None where a library of it is still being read: it is looked at again then."""
         t = time.monotonic_ns()
-        none = Found(t, pid, -1, False, ())
+        none = Found(t, pid, -1)
         try:
             # Most processes map none: they are asked this one thing.
             if not driver.libraries_of(pid, self._proc):
@@ -236,12 +239,14 @@ class Search:
         except (OSError, ValueError):
             return none
         copies: list[Copy] = []
+        known = processes.facts(pid, self._proc)
+        uid = known.uid if known else NOBODY
         error, mapped, late = "", [], False
         with contextlib.suppress(OSError, ValueError):
             mapped = driver.libraries_of(pid, self._proc)  # of the process that pidfd holds
         for m in mapped:
             try:
-                copy, aside = self._copy(m)
+                copy, aside = self._copy(m, uid)
                 if aside:
                     error = f"{aside} of process {pid} takes long to read: not traced until it is"
                     self._later[pid] = None
@@ -254,16 +259,14 @@ class Search:
             except OSError as e:
                 path = processes.printable(os.fsencode(m.path), MAX_PATH)
                 error = f"{path} of process {pid} cannot be opened: {e.strerror}"
-        known = processes.facts(pid, self._proc)
-        filtered = known is not None and known.seccomp == processes.SECCOMP_FILTER
-        brittle = filtered and bool(copies) and not self._vetting.survives()
-        found = Found(t, pid, pidfd, brittle, tuple(copies), error)
+        returns = not copies or self._vetting.survives()
+        found = Found(t, pid, pidfd, tuple(copies), error, uid, returns)
         if late:
             self._later[pid] = None
             found.close()
         return None if late else found
 
-    def _copy(self, mapped: driver.Mapped) -> tuple[Copy | None, str]:
+    def _copy(self, mapped: driver.Mapped, uid: int) -> tuple[Copy | None, str]:
         """What it maps, None where that is not known yet; its path where it takes long."""
         with driver.opened(mapped, self._proc) as opened:
             fd = os.dup(opened)
@@ -273,11 +276,11 @@ class Search:
         known = self._files.get(key, version)
         if known is None:
             try:
-                self._files.start(key, version, fd, path)
+                self._files.start(key, version, fd, path, uid)
             finally:
                 os.close(fd)
             return None, path if self._files.is_aside(key) else ""
-        return Copy(key, path, fd, known.driver, known.error), ""
+        return Copy(key, version, path, fd, known.driver, known.error), ""
 
     def _look_again(self) -> None:
         """At who waits for a library to be read."""

@@ -16,10 +16,13 @@ from dsprobe.agent.discovery import Discovery
 from dsprobe.agent.libraries import MAX_LIBRARIES, Cuda, Libraries
 from dsprobe.agent.libraryfiles import Key
 from dsprobe.agent.search import Found, Scanned, Tree
+from dsprobe.agent.shares import room
 from dsprobe.probes.probe import Batch, BpfProbe
 from dsprobe.probes.tracer import Coverage, Tracer
 
 MAX_PROCESSES = 2048
+"""Of which, as of libraries, one user has a share (:mod:`dsprobe.agent.shares`)."""
+_NAMED = 4
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Process:
     t: int
     pidfd: int
     keys: set[Key]
+    uid: int
 
 
 class Targets:
@@ -52,7 +56,9 @@ class Targets:
         """Since when it is known who is wanted; 0: not yet."""
         self._strangers: set[int] = set()
         self._errors: dict[int, str] = {}
-        self._over = False
+        self._refused: tuple[set[int], set[int]] = set(), set()
+        """Users not all of whose processes and libraries are followed: as the scan before found,
+        and since."""
         self._looked = self._closed = 0
         self._said = ("", "")
 
@@ -169,14 +175,18 @@ class Targets:
             return
         if not self._all_wanted or not self._probe.wants(f.pid):
             return
-        if not known and len(self._processes) >= MAX_PROCESSES:
-            self._over = True
+        holders = [] if known else [p.uid for p in self._processes.values()]
+        if not known and not room(holders, f.uid, MAX_PROCESSES):
+            self._refused[1].add(f.uid)
             return
         process = self._follow(f, known.keys if known else set())
         for copy in f.copies:
             new = copy.key not in process.keys or f.pid in self._strangers
-            self._libraries.mapped(f, copy, new)
+            if self._libraries.mapped(f, copy, new):
+                self._discovery.scan()
             process.keys.add(copy.key)
+        self._refused[1].update(self._libraries.refused)
+        self._libraries.refused.clear()
         self._let_go(f.pid, process.keys - {c.key for c in f.copies})
         process.keys &= {c.key for c in f.copies}
 
@@ -187,7 +197,7 @@ class Targets:
         pidfd = os.dup(f.pidfd) if f.pidfd >= 0 else -1
         if pidfd >= 0:
             self._selector.register(pidfd, selectors.EVENT_READ, lambda _: self._drop(f.pid))
-        self._processes[f.pid] = made = Process(f.t, pidfd, keys)
+        self._processes[f.pid] = made = Process(f.t, pidfd, keys, f.uid)
         return made
 
     def _unfollow(self, process: Process) -> None:
@@ -215,8 +225,8 @@ class Targets:
             if pid not in s.users and process.t < s.began:
                 self._drop(pid)
         self._errors = {pid: e for pid, e in self._errors.items() if pid in s.users}
-        self._over = len(self._processes) >= MAX_PROCESSES
-        if not self._over:
+        self._refused = self._refused[1], set()
+        if len(self._processes) < MAX_PROCESSES:
             self._libraries.detach_empty(s.began)
 
     # -- what is said -------------------------------------------------------------------------
@@ -235,15 +245,22 @@ class Targets:
         status, reason = self._said if note is not None and self._said[0] else ("attached", "")
         return Coverage(lane, "", status, "; ".join(x for x in (reason, note or "") if x))
 
+    def _left_out(self) -> str:
+        users = sorted(self._refused[0] | self._refused[1])
+        if not users:
+            return ""
+        named = ", ".join(map(str, users[:_NAMED])) + (" ..." if len(users) > _NAMED else "")
+        return (
+            f"there are more than {MAX_PROCESSES:,} processes or {MAX_LIBRARIES} libraries, or more"
+            f" than a quarter of them are one user's: not all of user {named} are seen"
+        )
+
     def _state(self) -> tuple[str, str]:
         """A word of STATUSES, "" while it is not known, and the reason."""
         assert self._libraries
         d = self._discovery
         if any(x.since and not x.error for x in self._libraries):
-            if self._over or self._libraries.over:
-                most = f"{MAX_PROCESSES:,} processes and {MAX_LIBRARIES} libraries"
-                return "attached", f"there are more than {most}: not all are seen"
-            return "attached", ""
+            return "attached", self._left_out()
         for x in self._libraries:
             if x.error:
                 return "missing", f"{x.name} cannot be traced: {x.error}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -228,11 +228,6 @@ class Cuda(BpfProbe):
         if leave and returns:
             probes.append(Uprobe(leave, at, row, returns=True))
         return probes
-
-    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
-        """Returns of these functions are not traced any more: their calls are counted, and open
-        none."""
-        self._table["flags"][[u.cookie for u in uprobes]] |= np.uint32(Flag.ENTRY_ONLY)
 
     def forget(self, uprobes: Iterable[Uprobe]) -> None:
         """None of these is attached any more, nor will be: their rows are free for others."""

@@ -15,8 +15,6 @@ from pathlib import Path
 
 MAX_COMM, MAX_COMMAND, MAX_CGROUP = 64, 1024, 1024
 _READ = 64 << 10
-SECCOMP_FILTER = 2
-"""SECCOMP_MODE_FILTER (linux/seccomp.h)."""
 
 # docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>.scope, libpod-<id>.scope under systemd;
 # under cgroupfs the id is the folder, and containerd's own tools put a namespace above it.
@@ -34,13 +32,12 @@ _POD = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """``ns_pids`` are its PIDs, from this namespace inwards; ``seccomp`` is its mode, 0 to 2."""
+    """``ns_pids`` are its PIDs, from this namespace inwards."""
 
     pid: int
     parent: int = 0
     uid: int = 0
     ns_pids: tuple[int, ...] = ()
-    seccomp: int = 0
     comm: str = ""
     command: str = ""
     cgroup: str = ""
@@ -60,7 +57,6 @@ class Status:
     parent: int = 0
     uid: int = 0
     ns_pids: tuple[int, ...] = field(default=())
-    seccomp: int = 0
 
 
 def facts(pid: int, proc: Path = Path("/proc")) -> Facts | None:
@@ -82,7 +78,7 @@ def facts(pid: int, proc: Path = Path("/proc")) -> Facts | None:
     finally:
         os.close(directory)
     return Facts(
-        pid, status.parent, status.uid, status.ns_pids, status.seccomp, comm, command,
+        pid, status.parent, status.uid, status.ns_pids, comm, command,
         cgroup[:MAX_CGROUP], container(cgroup), pod(cgroup),
     )  # fmt: skip
 
@@ -114,13 +110,10 @@ def parse_status(raw: bytes) -> Status:
     values: dict[bytes, list[int]] = {}
     for line in raw.split(b"\n"):
         key, _, rest = line.partition(b":")
-        if key in (b"PPid", b"Uid", b"NSpid", b"Seccomp"):
+        if key in (b"PPid", b"Uid", b"NSpid"):
             values[key] = [int(w) for w in rest.split()[:64] if w.isdigit() and len(w) < 11]
     one = {key: found[0] for key, found in values.items() if found}
-    return Status(
-        one.get(b"PPid", 0), one.get(b"Uid", 0), tuple(values.get(b"NSpid", ())),
-        one.get(b"Seccomp", 0),
-    )  # fmt: skip
+    return Status(one.get(b"PPid", 0), one.get(b"Uid", 0), tuple(values.get(b"NSpid", ())))
 
 
 def parse_cgroup(raw: bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,6 @@ class Counter(BpfProbe):
         self.attached: list[Driver] = []
         self.returns: list[bool] = []
         self.forgotten: list[set[int]] = []
-        self.narrowed: set[int] = set()
 
     def defines(self, btf: Btf | None) -> Mapping[str, int]:
         return {"TASK_TGID": need_btf(btf).offset("task_struct", "tgid")}
@@ -85,9 +84,6 @@ class Counter(BpfProbe):
             attached=1, cheap=[driver.entries[n].emulated for n in names],
         ) if names else META_PLACEMENT.empty()  # fmt: skip
         return uprobes, rows
-
-    def entry_only(self, uprobes: Sequence[Uprobe]) -> None:
-        self.narrowed = {u.cookie for u in uprobes}
 
     def forget(self, uprobes: Iterable[Uprobe]) -> None:
         self.forgotten.append({u.cookie for u in uprobes})

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
-import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dsprobe.probes.calls import EVERY_NS, Calls
+from dsprobe.probes.calls import Calls
 from dsprobe.probes.functions import of_symbol
 from dsprobe.probes.launches import Launches
 from tests.cuda.tracing import Tracing, tracing
@@ -22,7 +19,6 @@ from tests.simgpu.build import FLAVOURS, gcc
 from tests.simgpu.run import environment
 from tests.simgpu.scenario import Scenario, parse
 from tests.simgpu.target import OUT, Target
-from tests.support.wait import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.tools("gcc")]
 
@@ -143,25 +139,3 @@ def test_without_probes_on_returns_calls_are_still_counted(tmp_path: Path) -> No
             assert tr.calls(t.own_pid) == {"cuInit": 1, "cuCtxSynchronize": 7}
             assert not tr.calls(t.own_pid, "busy")
             assert not tr.cuda.threads.live["depth"].any()
-
-
-def test_probes_on_returns_that_are_taken_off_leave_nothing_open(tmp_path: Path) -> None:
-    slow = parse({"kernels": {"k": {"us": 500_000}}})
-    with tracing(Calls) as tr, Target(tmp_path, slow) as t:
-        t.start()
-        module = t.ok("cuModuleLoadData", OUT, "image")
-        f = t.ok("cuModuleGetFunction", OUT, module, "k")
-        t.ok("cuLaunchKernel", f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
-        waiting = threading.Thread(target=lambda: t.ok("cuStreamSynchronize", 0))
-        waiting.start()
-        calls = next(p for p in tr.tracer.probes if isinstance(p, Calls))
-        later = itertools.count(time.monotonic_ns() + EVERY_NS, EVERY_NS)
-        until(lambda: calls.collect(next(later)), "the call is open")
-        tr.cuda.entry_only(tr.uprobes)
-        assert calls.collect(next(later)) == []
-        waiting.join(20)
-        t.ok("cuCtxSynchronize")
-        tr.step()
-        assert tr.calls(t.own_pid)["cuCtxSynchronize"] == 1
-        assert not returned(tr, t.own_pid).get("cuCtxSynchronize")
-        assert not tr.cuda.threads.live["depth"].any()

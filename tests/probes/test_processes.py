@@ -106,19 +106,14 @@ def test_the_control_group_that_tells_most(text: str, path: str) -> None:
 
 
 def test_status_of_a_process_in_two_namespaces() -> None:
-    raw = b"Name:\tpy\\nPPid:\t1\nPPid:\t77\nUid:\t1000\t0\t0\t0\nNSpid:\t800\t12\t1\nSeccomp:\t2\n"
+    raw = b"Name:\tpy\\nPPid:\t1\nPPid:\t77\nUid:\t1000\t0\t0\t0\nNSpid:\t800\t12\t1\n"
     status = processes.parse_status(raw)
-    assert (status.parent, status.uid, status.ns_pids, status.seccomp) == (
-        77,
-        1000,
-        (800, 12, 1),
-        2,
-    )
+    assert (status.parent, status.uid, status.ns_pids) == (77, 1000, (800, 12, 1))
     assert Facts(800, ns_pids=status.ns_pids).ns_pid == 1
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"\0" * 100, b"PPid:\nUid: x\nNSpid:\t" + b"9" * 5000, b"Seccomp:\t-1\n"]
+    "raw", [b"", b"\0" * 100, b"PPid:\nUid: x\nNSpid:\t" + b"9" * 5000, b"Uid:\t-1\n"]
 )
 def test_a_status_that_says_nothing(raw: bytes) -> None:
     assert processes.parse_status(raw) == processes.Status()
@@ -137,7 +132,6 @@ def test_a_real_process(tmp_path: Path) -> None:
             known = until(lambda: (f := facts(child.pid)) and f.comm == "sleep" and f, "it runs")
             assert known.command == "sleep 100"
             assert (known.parent, known.uid, known.ns_pid) == (os.getpid(), os.geteuid(), child.pid)
-            assert known.seccomp == 0
         finally:
             child.kill()
     assert facts(child.pid) is None
