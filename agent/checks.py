@@ -15,7 +15,7 @@ from dsprobe.agent import host
 from dsprobe.agent.check import FAILED, LIMITED, OK, Check
 from dsprobe.agent.cudachecks import cuda_checks
 from dsprobe.agent.server import GROUP
-from dsprobe.probes import syscalls
+from dsprobe.probes import processes, syscalls
 from dsprobe.probes.btf import Btf, BtfError
 from dsprobe.probes.probe import BpfProbe, Probe, Unavailable
 from dsprobe.probes.registry import PROBES
@@ -24,6 +24,8 @@ from dsprobe.probes.tracer import Tracer
 from dsprobe.recordings import wire
 from dsprobe.recordings.connection import Connection, Refused
 
+_MODULE = "dsprobe.agent.commands.main"
+_SHOWN = 4
 SIGHT_SECONDS = 0.5
 """How long softirqs are counted to see whether BPF programs are run for all of them."""
 
@@ -161,14 +163,46 @@ def _agent() -> Check:
         if os.path.exists(wire.SOCKET) and os.geteuid() != 0:
             fix = f"add yourself to the group: groupadd -f {GROUP}; usermod -aG {GROUP} USER"
             return Check("agent", LIMITED, str(e), fix, privilege=True)
-        return Check("agent", OK, "none runs; top and record start one")
+        detail = f"none runs at {wire.SOCKET}, where top and record start one"
+        return Check("agent", OK, detail + _elsewhere())
     pid = connection.hello.get("pid")
     connection.close()
     try:
         members = f"root and group {grp.getgrnam(GROUP).gr_name}"
     except KeyError:
         members = f"root alone, as there is no group {GROUP}"
-    return Check("agent", OK, f"runs with PID {pid}, open to {members}")
+    detail = f"runs with PID {pid} at {wire.SOCKET}, open to {members}"
+    return Check("agent", OK, detail + _elsewhere())
+
+
+def _elsewhere(proc: Path = Path("/proc")) -> str:
+    """Agents that were told to listen at another place, by their command lines: viewers find them
+    with --socket alone."""
+    found = []
+    for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
+        try:
+            with open(proc / str(pid) / "cmdline", "rb") as f:
+                words = [w.decode(errors="replace") for w in f.read(65536).split(b"\0")]
+        except OSError:
+            continue
+        path = _listens_at(words)
+        if path:
+            found.append(f"PID {pid} at {processes.printable(path.encode(), 256)}")
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"; others run with --socket: {', '.join(found[:_SHOWN])}{more}" if found else ""
+
+
+def _listens_at(words: list[str]) -> str:
+    """The --socket in the command line of an agent; "" in that of anything else."""
+    ours = [w == _MODULE or os.path.basename(w) == "dsprobe" for w in words]
+    if True not in ours or "agent" not in words[ours.index(True) :]:
+        return ""
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == "--socket":
+            return after
+        if word.startswith("--socket="):
+            return word.removeprefix("--socket=")
+    return ""
 
 
 def _terminal() -> Check:

@@ -191,7 +191,8 @@ class LanesScreen(Screen):
         lane = shown[self.selected]
         said = [] if lane.working else [f"{lane.title} is {lane.status}: {lane.reason or '?'}"]
         if lane.working and lane.lost:
-            said.append(f"{lane.title}: {units.si(lane.lost)} rows of its stream were lost")
+            rows = "1 row" if lane.lost == 1 else f"{units.whole(lane.lost)} rows"
+            said.append(f"{lane.title}: {rows} of its stream lost")
         if lane.status == "attached" and lane.reason:
             said.append(f"{lane.title}: {lane.reason}")
         if lane.status == "shed":

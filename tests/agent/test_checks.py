@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from dsprobe.agent.check import LIMITED
 from dsprobe.probes import unseen
 from dsprobe.probes.softirq import Softirq
 from dsprobe.probes.tracer import Tracer
+from dsprobe.recordings import wire
 
 
 @pytest.mark.bpf
@@ -44,3 +48,28 @@ def test_softirqs_where_the_kernels_counts_cannot_be_read(monkeypatch: pytest.Mo
         tracer.close()
     assert check.status == LIMITED
     assert "nobody knows" in check.detail
+
+
+def test_agents_that_listen_elsewhere_are_told_of(tmp_path: Path) -> None:
+    """Where it looked, and who runs with another --socket: here, processes called like agents."""
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    path = tmp_path / "other.sock"
+    agent = [sys.executable, "-c", code, "dsprobe", "agent", "--socket", str(path)]
+    viewer = [sys.executable, "-c", code, "dsprobe", "top", f"--socket={path}.viewer"]
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(subprocess.Popen(c, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for c in (agent, viewer)
+        ]
+        for p in started:
+            assert p.stdout
+            assert p.stdout.readline()
+        said = checks._agent().detail
+        assert f"at {wire.SOCKET}" in said
+        assert f"PID {started[0].pid} at {path}" in said
+        assert f"{path}.viewer" not in said
+        for p in started:
+            p.communicate(b"")
+    assert str(path) not in checks._agent().detail
+    words = ["/usr/bin/python3", "-m", checks._MODULE, "agent", "--socket=/x"]
+    assert checks._listens_at(words) == "/x"
