@@ -96,7 +96,7 @@ class Agent:
             self._loop()
             self._tick(time.monotonic_ns(), last=True)
             self._end_workers()
-            self._second(time.monotonic_ns())
+            self._second(time.monotonic_ns(), clock.pair())
         finally:
             self._overhead.close()
             self._targets.close()
@@ -119,7 +119,7 @@ class Agent:
             st.META_SESSION,
             st.META_SESSION.rows(t=[now] * len(keys), key=keys, value=list(known.values())),
         )
-        self._pair_clock()
+        self._tell_clock(clock.pair())
         for said in host.mount_missing():
             self._cover([Coverage("host", "", "attached", said)])
         self._cover([Coverage(p.name, "", "off", "not asked for (--probes)") for p in self._off])
@@ -161,11 +161,13 @@ class Agent:
                 self._stood_still(drain, now)
             step = DRAIN_NS if self._drain() or self._loading else QUIET_NS
             drain = now + step - (now - drain) % step
+            # Taken before the tick: whoever sees it knows that all up to then has been told.
+            pair = clock.pair() if now >= second else None
             if now >= tick:
                 self._tick(now)
                 tick = now + TICK_NS - (now - tick) % TICK_NS
-            if now >= second:
-                self._second(now)
+            if pair:
+                self._second(now, pair)
                 second = now + SECOND_NS - (now - second) % SECOND_NS
             self._server.flush()
 
@@ -255,8 +257,8 @@ class Agent:
             worker.join(max(0.0, deadline - time.monotonic()))
             self._take(worker)
 
-    def _second(self, now: int) -> None:
-        self._pair_clock()
+    def _second(self, now: int, pair: tuple[int, int, int]) -> None:
+        self._tell_clock(pair)
         if self._loading is None:
             self.tracer.follow_cpus()
             self._lose(now, self._overhead.losses(self.tracer))
@@ -281,8 +283,8 @@ class Agent:
             if len(rows):
                 self.hub.publish(stream, rows)
 
-    def _pair_clock(self) -> None:
-        t, wall, uncertainty = clock.pair()
+    def _tell_clock(self, pair: tuple[int, int, int]) -> None:
+        t, wall, uncertainty = pair
         self.hub.publish(st.META_CLOCK, st.META_CLOCK.rows(t=t, wall=wall, uncertainty=uncertainty))
 
     def _stood_still(self, since: int, now: int) -> None:

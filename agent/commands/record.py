@@ -26,6 +26,8 @@ from dsprobe.recordings.writer import Writer
 QUEUE_BYTES = 64 << 20
 LINGER_NS = 2_000_000_000
 LAST_ROWS_SECONDS = 3.5
+BEHIND_SECONDS = 20.0
+"""How long an agent that is behind, but answers, may take to tell the rest."""
 GOES_ON_SECONDS = 5.0
 """How long a command may take to heed the signal that we were sent too."""
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             progress = _Progress(args.output, capture)
             try:
                 why = _record(args.duration, connection, capture, command, stop, progress)
-                why = why or _take_the_rest(connection, capture, own)
+                why = why or _take_the_rest(connection, capture, own, stop)
             finally:
                 progress.end()
             writer.close(why)
@@ -73,12 +75,16 @@ class _Stop:
     """Set by SIGINT, SIGTERM and SIGHUP, which end a recording but leave it whole."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.times = 0
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._set)
 
     def _set(self, *_: object) -> None:
-        self.asked = True
+        self.times += 1
+
+    @property
+    def asked(self) -> bool:
+        return self.times > 0
 
 
 def _record(
@@ -115,18 +121,27 @@ def _wait_for_probes(path: str, capture: Capture, stop: _Stop) -> None:
     watcher.close()
 
 
-def _take_the_rest(connection: Connection, capture: Capture, own: bool) -> str:
+def _take_the_rest(connection: Connection, capture: Capture, own: bool, stop: _Stop) -> str:
     """What the agent has seen until now: its last tick, or all of it where it may end.  Why that is
     not in the file, where it is not."""
-    until = time.monotonic_ns()
-    deadline = time.monotonic() + LAST_ROWS_SECONDS
+    until, asked = time.monotonic_ns(), stop.times
+    begun = time.monotonic()
     if own:
         connection.send("stop")
-    while time.monotonic() < deadline and not connection.ended:
+    while not connection.ended:
         capture.step(0.05)
-        if not own and capture.lived >= until:
-            return ""
-    return "" if connection.ended else capture.silence
+        told, waited = capture.lived >= until, time.monotonic() - begun
+        if told and not own:
+            break
+        # One that is slow is waited for, unless we are asked again to end.
+        hopeless = told or capture.silence or waited >= BEHIND_SECONDS or stop.times > asked
+        if waited >= LAST_ROWS_SECONDS and hopeless:
+            break
+    if capture.lived >= until:
+        return ""
+    behind = f"{(until - capture.lived) / 1e9:.1f} s" if capture.lived else "all of it"
+    lost = f"what the agent saw last is missing ({behind})"
+    return f"{lost}: {connection.ended or capture.silence or 'it is too slow to tell in time'}"
 
 
 class _Command:
