@@ -151,7 +151,7 @@ def _named(leaks: list[Leak], held: list[Levels], stacks: Stacks) -> list[Leak]:
     others = {stack for levels in held for _, stack, _ in levels.keys}
     others = {stack for stack in others if stacks.same(stack) not in leaking}
     common = {frame.id for stack in others for frame in stacks.frames(stack)}
-    inside = wrappers(stacks.frames(stack) for levels in held for _, stack, _ in levels.keys)
+    inside = wrappers(stacks.every())
     return [
         replace(leak, place=where(stacks.frames(leak.stack), common, inside)) for leak in leaks
     ]

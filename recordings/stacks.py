@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -90,6 +90,10 @@ class Stacks:
         if not held:
             return (Frame(-id, "status", f"stack {id} is not explained in this session"),)
         return tuple(self.frame(f) for _, f in sorted(held.items()))
+
+    def every(self) -> Iterator[tuple[Frame, ...]]:
+        """The frames of all that are explained."""
+        return map(self.frames, list(self._stacks))
 
     def frame(self, id: int) -> Frame:
         """One frame; a status where nobody explains it."""

@@ -259,6 +259,7 @@ def test_it_is_not_named_by_what_all_call_the_driver_through() -> None:
     stacks = Stacks(host.session)
     stacks.refresh()
     frames = [stacks.frames(i) for i in range(1, 6)]
+    assert set(stacks.every()) == set(frames[:4])
     names = {("call", "/lib/driver.py"), ("ok", "/lib/driver.py"), ("get", "/lib/driver.py")}
     assert wrappers(frames) == names
     assert [where(f, (), names).function for f in frames[:4]] == ["append", "load", "forward",

@@ -272,6 +272,18 @@ def test_stacks_that_go_through_one_binding_are_told_apart() -> None:
     assert all(", server:470" in line and "call (" not in line for line in shown)
 
 
+def test_a_process_of_one_stack_is_compared_with_the_others() -> None:
+    scene = CudaHost()
+    inner = ("call@/lib/driver.py:57", "ok@/lib/driver.py:61")
+    for process, name in ((1, "load"), (2, "grow"), (3, "step")):
+        scene.process(process, 4700 + process, "server")
+        frames = (*inner, f"{name}@/srv/{name}.py:9", "main@/srv/llm.py:90")
+        scene.stack(process, frames, process=process).alloc(BOOT, MIB)
+    scene.run(5)
+    leaves = [r.text.split(" ")[0] for r in rows(scene.session, all_open=True) if r.depth]
+    assert set(leaves) == {"load", "grow", "step"}
+
+
 def test_why_there_is_nothing() -> None:
     off = MemorySession(live=False)
     off.append("meta.coverage", t=BOOT, probe="memory", program="", status=st.STATUSES.index("off"),
