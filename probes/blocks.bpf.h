@@ -45,6 +45,7 @@ struct memory_total_key { u32 process, context, kind, pad; };
 struct memory_total {
 	struct memory_sum all, bare; /* bare: without a stack */
 	u64 failed, unknown, shed;
+	u64 placeless, without; /* live blocks that are in no table, and their bytes */
 };
 struct context_end { u64 t, handle; u32 process, thread, function, pad; };
 struct memory_stack_key { u32 process, context, stack, kind; };
@@ -52,9 +53,11 @@ struct memory_stack_key { u32 process, context, stack, kind; };
 enum memory_note {
 	NOTE_OVERFLOWED,  /* blocks that went to user space */
 	NOTE_BARE,        /* allocations for whose stack there was no room */
-	NOTE_LOST,        /* blocks for which there was no room anywhere */
+	NOTE_PLACELESS,   /* blocks for which there was no room anywhere */
 	NOTE_REPLACED,    /* blocks whose address was given again, without a free that was seen */
 	NOTE_UNSURE,      /* contexts that may have ended */
+	NOTE_UNTOLD,      /* calls on blocks that are not here, of which user space could not be told */
+	NOTE_UNCOUNTED,   /* calls for whose counters there was no room */
 	NOTES = 8,
 };
 
@@ -143,7 +146,7 @@ static __always_inline int memory_forward(u32 entry, u32 process, u32 kind, u64 
 	if (!memory_overflowed())
 		return 0;
 	if (!memory_tell(entry, &k, &b, 0, 0, 0))
-		memory_note(NOTE_LOST);
+		memory_note(NOTE_UNTOLD);
 	return 1;
 }
 
@@ -160,7 +163,7 @@ static __always_inline struct memory_total *memory_total(u32 process, u32 contex
 		memory_totals.insert(&k, none); /* or another thread has */
 	s = memory_totals.lookup(&k);
 	if (!s)
-		memory_note(NOTE_LOST);
+		memory_note(NOTE_UNCOUNTED);
 	return s;
 }
 
@@ -224,14 +227,26 @@ static __always_inline void memory_minus(u32 process, struct memory_block *b)
 	memory_sub(&total->all, b);
 }
 
+/* A block that nobody can keep was allocated all the same, and nothing says that it is freed: it stays
+ * live until its context or process ends. */
+static __always_inline void memory_placeless(u32 process, struct memory_block *b)
+{
+	struct memory_total_key k = { .process = process, .context = b->context, .kind = b->kind };
+	struct memory_total *total = memory_totals.lookup(&k);
+
+	memory_note(NOTE_PLACELESS);
+	if (!total)
+		return;
+	__sync_fetch_and_add(&total->without, b->bytes);
+	__sync_fetch_and_add(&total->placeless, 1);
+}
+
 /* A block that finds no room here is for user space to keep. */
 static __always_inline void memory_overflow(struct memory_key *k, struct memory_block *b)
 {
 	memory_note(NOTE_OVERFLOWED);
-	if (!memory_tell(LEDGER_ADD, k, b, 0, 0, 0)) {
-		memory_note(NOTE_LOST);
-		memory_minus(k->process, b); /* when it is freed nobody will know */
-	}
+	if (!memory_tell(LEDGER_ADD, k, b, 0, 0, 0))
+		memory_placeless(k->process, b);
 }
 
 /* Enter a new block into the table.  One that is there already has been freed without our seeing it,

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsprobe.probes.hashmap import HashMap
-from dsprobe.probes.ledger import MAPPED, PHYSICAL, Block
 from dsprobe.probes.memorywalk import KEY, TABLES
 from dsprobe.probes.probe import Map
+from dsprobe.probes.vmmledger import MAPPED, PHYSICAL, Block
 
 GRANULARITY = 2 << 20
 """As in vmm.bpf.h."""
-MOST = 1 << 16
-"""Steps through one range: 128 GiB at least."""
 
 
 class MappedMemory:
@@ -22,12 +20,14 @@ class MappedMemory:
             HashMap(maps[name], KEY, TABLES[name]) for name in ("memory_physical", "memory_mapped")
         )
 
-    def unmap(self, process: int, start: int, size: int, t: int) -> list[Block]:
-        """As :class:`~dsprobe.probes.ledger.Mappings` has it."""
+    def unmap(
+        self, process: int, start: int, end: int, t: int, steps: int
+    ) -> tuple[list[Block], int]:
+        """As :class:`~dsprobe.probes.vmmledger.Mappings` has it."""
         gone: list[Block] = []
         at = start
-        for _ in range(MOST):
-            if at >= start + size:
+        for _ in range(steps):
+            if at >= end:
                 break
             key = process, MAPPED, at
             m = self._mapped.take(key)
@@ -40,7 +40,7 @@ class MappedMemory:
                 continue
             gone.append(_block(m))
             gone += self._drop(process, int(m["handle"]))
-        return gone
+        return gone, at
 
     def _drop(self, process: int, handle: int) -> list[Block]:
         """A mapping of this physical memory less."""

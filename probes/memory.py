@@ -40,21 +40,28 @@ SLACK = SECOND // 10
 _SUM = [(n, "<u8") for n in ("frees", "freed", "allocs", "allocated", "born")]
 _TOTAL_KEY = np.dtype([("process", "<u4"), ("context", "<u4"), ("kind", "<u4"), ("pad", "<u4")])
 _TOTAL = np.dtype([*_SUM, ("bare", np.dtype(_SUM)),
-                   *((n, "<u8") for n in ("failed", "unknown", "shed"))])  # fmt: skip
+                   *((n, "<u8") for n in ("failed", "unknown", "shed", "placeless",
+                                          "without"))])  # fmt: skip
 _STACK_KEY = np.dtype([(n, "<u4") for n in ("process", "context", "stack", "kind")])
 _END = np.dtype([("t", "<u8"), ("handle", "<u8"), ("process", "<u4"), ("thread", "<u4"),
                  ("function", "<u4"), ("pad", "<u4")])  # fmt: skip
-FREES, FREED, ALLOCS, ALLOCATED, BORN, FAILED, UNKNOWN, SHED = range(8)
+"""``placeless`` blocks, of ``without`` bytes, are in no table."""
+FREES, FREED, ALLOCS, ALLOCATED, BORN, FAILED, UNKNOWN, SHED, RECLAIMED, RECLAIMED_BYTES = range(10)
 """Columns of sums; those of stacks end with BORN."""
+_KINDS = [*range(5), *range(10, 13)]
+"""Words of a total that make these columns up to SHED."""
 _COLUMNS = (("allocs", ALLOCS), ("frees", FREES), ("allocated", ALLOCATED), ("freed", FREED))
-_CALLS = (("failed", FAILED), ("unknown", UNKNOWN), ("shed", SHED))
-NOTE_OVERFLOWED, NOTE_BARE, NOTE_LOST, NOTE_REPLACED = range(4)
+_CALLS = (("failed", FAILED), ("unknown", UNKNOWN), ("shed", SHED), ("reclaimed", RECLAIMED),
+          ("reclaimed_bytes", RECLAIMED_BYTES))  # fmt: skip
+NOTE_OVERFLOWED, NOTE_BARE, NOTE_PLACELESS, NOTE_REPLACED, NOTE_UNSURE, NOTE_UNTOLD = range(6)
 _LOST = (
     None,
     ("gpu.stack", "no room for another stack: its memory is that of stack 0"),
-    ("gpu.memory", "no room for another block"),
+    ("gpu.memory", "blocks without a place: they stay live, their frees cannot be told"),
     ("gpu.memory", "frees that were not seen"),
     ("gpu.memory", "contexts that may have ended"),
+    ("gpu.memory", "calls on blocks outside the kernel's table: too many at once"),
+    ("gpu.memory", "no room for another process, context and kind"),
 )
 """In the order of ``enum memory_note``; what overflows is not lost."""
 
@@ -91,19 +98,22 @@ class Memory(BpfProbe):
         self._sizes = {"MEMORY_BLOCKS": blocks, "MEMORY_VMM": vmm, "MEMORY_STACKS": stacks,
                        "MEMORY_TOTALS": totals}  # fmt: skip
         self.ledger = Ledger(kept)
-        self._memory, self._told_stacks = Told(8), Told(5)
+        self._memory, self._told_stacks = Told(10), Told(5)
         self._ended: dict[int, Any] = {}
         """Contexts that have ended and may have blocks in the tables, by number: context_end."""
         self._gone: set[int] = set()
         """Processes of which that is so."""
-        self._retired_kinds: list[Any] = [np.empty(0, np.uint64), np.empty((0, 8), np.uint64)]
+        self._retired_kinds: list[Any] = [np.empty(0, np.uint64), np.empty((0, 10), np.uint64)]
         self._retired_stacks: list[Any] = [np.empty(0, np.uint64), np.empty((0, 5), np.uint64)]
         """Keys and sums of contexts that ended before those."""
         self._last = self._short_until = self._missed = 0
+        self._placeless: dict[int, tuple[int, int]] = {}
+        """Blocks that are in no table, by process, and their bytes."""
         self._next_stacks = 0
 
     def build_on(self, required: BpfProbe) -> None:
         assert isinstance(required, Cuda)
+        self._cuda = required
         required.serves |= {
             Class.ALLOC: ("memory_alloc_begin", "memory_alloc_return"),
             Class.FREE: ("memory_free_begin", "memory_free_return"),
@@ -123,7 +133,7 @@ class Memory(BpfProbe):
         self._stacks_map = HashMap(maps["memory_stacks"], _STACK_KEY, _SUM)
         self._ends_map = HashMap(maps["contexts_ended"], "<u4", _END)
         self._walk = MemoryWalk(maps, self.ledger)
-        self.ledger.mappings = MappedMemory(maps)
+        self.ledger.vmm.mappings = MappedMemory(maps)
 
     @property
     def shortage(self) -> str:
@@ -132,6 +142,14 @@ class Memory(BpfProbe):
             said.append("more is live than the kernel's table holds: the rest is kept outside it")
         if self._notes[NOTE_BARE]:
             said.append("the kernel's table of stacks is full: more memory is under stack 0")
+        pids = {p: str(self._cuda.processes[p].pid) for p in self._placeless
+                if p in self._cuda.processes}  # fmt: skip
+        if pids:
+            blocks, size = (sum(self._placeless[p][i] for p in pids) for i in (0, 1))
+            said.append(
+                f"{blocks:,} blocks of {size:,} bytes of process {', '.join(pids.values())} found"
+                " no place: they count as live until it ends, as their frees cannot be told"
+            )
         return "; ".join(said)
 
     def took(self, ring: str, rows: Rows) -> list[Batch]:
@@ -142,12 +160,14 @@ class Memory(BpfProbe):
 
     def collect(self, now: int) -> list[Batch]:
         start, self._last = self._last or now, now
+        self.ledger.go_on()
         if len(self.ledger):
             self._short_until = now + LIVE_EVERY
         # Who lives is read last: whoever is in the sums lives then, or has ended.
         due = now >= self._next_stacks
         stacks = self._stacks_map.read() if due else None
         totals = self._totals_map.read()
+        self._find_placeless(*totals)
         ends = self._ends_map.read()
         processes = self._procs.live
         living = processes["id"][processes["ended"] == 0]
@@ -170,7 +190,8 @@ class Memory(BpfProbe):
 
     def losses(self) -> list[Loss]:
         notes = self._notes.copy()
-        notes[NOTE_LOST] += self.ledger.lost
+        notes[NOTE_PLACELESS] += self.ledger.lost
+        notes[NOTE_UNTOLD] += self.ledger.vmm.lost
         self._missed += self.ledger.missed(self._last)
         notes[NOTE_REPLACED] += self._missed
         new, self._noted = notes - self._noted, notes
@@ -180,7 +201,7 @@ class Memory(BpfProbe):
 
     def _by_kind(self, keys: Array, totals: Array) -> tuple[Keys, Sums]:
         """Sums by process << 8 | kind."""
-        sums = _words(totals)[:, [*range(5), *range(10, 13)]]
+        sums = _with_reclaimed(_words(totals)[:, _KINDS])
         self._end(sums, keys["context"])
         gone_keys, gone = self.ledger.gone()
         unknown_keys, unknown = self.ledger.unknown()
@@ -190,8 +211,8 @@ class Memory(BpfProbe):
                 _kind_key(gone_keys["process"], gone_keys["kind"]),
                 _kind_key(unknown_keys["process"], unknown_keys["kind"]),
             ]),
-            np.concatenate([sums, self._retired_kinds[1], _wide(gone, 8, (FREES, FREED, BORN)),
-                            _wide(unknown, 8, (UNKNOWN,))]),
+            np.concatenate([sums, self._retired_kinds[1], _wide(gone, 10, (FREES, FREED, BORN)),
+                            _wide(unknown, 10, (UNKNOWN,))]),
         )  # fmt: skip
 
     def _by_stack(
@@ -211,6 +232,14 @@ class Memory(BpfProbe):
             np.concatenate([sums, self._retired_stacks[1], _wide(gone, 5, (FREES, FREED, BORN)),
                             bare[some]]),
         )  # fmt: skip
+
+    def _find_placeless(self, keys: Array, totals: Array) -> None:
+        here = self.ledger.placeless()
+        some = (totals["placeless"] != 0) & ~np.isin(keys["context"], list(self._ended))
+        for key, total in zip(keys[some], totals[some], strict=True):
+            n, size = here.get(int(key["process"]), (0, 0))
+            here[int(key["process"])] = n + int(total["placeless"]), size + int(total["without"])
+        self._placeless = here
 
     def _end(self, sums: Sums, contexts: Array) -> None:
         """What was allocated in contexts that have ended has gone with them."""
@@ -244,6 +273,9 @@ class Memory(BpfProbe):
         place, told, t = self._memory.since(keys, start)
         # Taken back where it turns out that two threads were freeing the same block.
         sums[:, UNKNOWN] = np.maximum(sums[:, UNKNOWN], told[:, UNKNOWN])
+        # A free that was under way when its context or process ended.
+        reclaimed = slice(RECLAIMED, RECLAIMED_BYTES + 1)
+        sums[:, reclaimed] = np.maximum(sums[:, reclaimed], told[:, reclaimed])
         say = (sums != told).any(axis=1) | (now - t >= STACKS_EVERY - SLACK) | ended
         new = (sums - told)[say]
         rows = GPU_MEMORY.empty(len(new))
@@ -305,7 +337,7 @@ class Memory(BpfProbe):
         numbers = list(contexts)
         keys, sums = self._totals_map.read()
         these = np.isin(keys["context"], numbers)
-        kinds = _words(sums[these])[:, [*range(5), *range(10, 13)]]
+        kinds = _with_reclaimed(_words(sums[these])[:, _KINDS])
         bare = _words(sums[these])[:, 5:10]
         stack_keys, stacks = self._stacks_map.read()
         those = np.isin(stack_keys["context"], numbers)
@@ -334,6 +366,10 @@ def _wide(sums: Sums, columns: int, at: tuple[int, ...]) -> Sums:
     return out
 
 
+def _with_reclaimed(sums: Sums) -> Sums:
+    return np.pad(sums, ((0, 0), (0, 2)))
+
+
 def _kind_key(process: Array, kind: Array) -> Keys:
     return process.astype(np.uint64) << np.uint64(8) | kind
 
@@ -345,7 +381,11 @@ def _stack_key(keys: Array, bare: bool = False) -> Keys:
 
 
 def _gone(sums: Sums, these: npt.NDArray[np.bool_]) -> None:
-    """Have all of it been freed, in place."""
+    """Have all of it been freed, in place; and reclaimed, where that is counted."""
+    if sums.shape[1] > RECLAIMED:
+        live, blocks = _live(sums[these])
+        sums[these, RECLAIMED] += blocks
+        sums[these, RECLAIMED_BYTES] += live
     sums[these, FREES], sums[these, FREED] = sums[these, ALLOCS], sums[these, ALLOCATED]
     sums[these, BORN] = 0
 

@@ -20,6 +20,8 @@ from dsprobe.recordings.model import Rows
 EVERY = 10 * 10**9
 STEP = 32768
 """Entries looked at in one step."""
+KEPT = 65536
+"""The same, of what is kept outside the kernel, which takes less time."""
 TAKEN = 2000
 """Blocks of ended contexts taken out in one step: each takes a system call."""
 
@@ -53,6 +55,8 @@ class MemoryWalk:
         self._gone: set[int] = set()
         self._ended: set[int] = set()
         self._aging = False
+        self._kept: int | None = None
+        """Where in the ledger the walk is."""
         self._ages: list[tuple[Array, Array]] = []
         self._next = self._told = 0
         self.swept: tuple[set[int], set[int]] | None = None
@@ -63,24 +67,29 @@ class MemoryWalk:
         begins; rows of gpu.age when one is done."""
         self.swept = None
         self._next = self._next or now + EVERY
-        if not self._left:
+        if not self._left and self._kept is None:
             if now < self._next and not gone and not ended:
                 return GPU_AGE.empty()
             self._begin(now, gone, ended)
         seen = taken = 0
         while self._left and seen < STEP and taken < TAKEN:
             table, walk = self._left[-1]
-            keys, blocks = walk.next(STEP // 4)
+            keys, blocks = walk.next(STEP // 4 if not self._ended else TAKEN // 2)
             seen += len(keys)
             taken += self._look(table, keys, blocks, now)
             if walk.done:
                 self._left.pop()
-        return GPU_AGE.empty() if self._left else self._finish(now)
+        if seen < STEP and not self._left and self._kept is not None:
+            blocks, done = self._ledger.blocks(self._kept, self._kept + KEPT)
+            self._age(blocks["process"], blocks, now)
+            self._kept = None if done else self._kept + KEPT
+        return GPU_AGE.empty() if self._left or self._kept is not None else self._finish(now)
 
     def _begin(self, now: int, gone: Collection[int], ended: Collection[int]) -> None:
         self._left = [(table, Walk(table)) for table in self._tables]
         self._gone, self._ended = set(gone), set(ended)
         self._aging = now >= self._next
+        self._kept = 0 if self._aging else None
         self._ages = []
         if self._aging:
             self._next = now + EVERY
@@ -124,8 +133,6 @@ class MemoryWalk:
             self.swept = self._gone, self._ended
         if not self._aging:
             return GPU_AGE.empty()
-        kept = self._ledger.blocks()
-        self._age(kept["process"], kept, now)
         keys, sums = (np.concatenate(x) for x in zip(*self._ages, strict=True))
         keys, sums = summed(keys, sums)
         rows = GPU_AGE.empty(len(keys))

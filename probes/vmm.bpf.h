@@ -60,10 +60,8 @@ static __always_inline void vmm_put_back(u32 process, u64 handle, u32 mapping,
 	if (!memory_physical.insert(&k, &back))
 		return;
 	memory_note(NOTE_OVERFLOWED);
-	if (!memory_tell(LEDGER_ADD, &k, b, 0, back.handles, back.maps)) {
-		memory_note(NOTE_LOST);
-		memory_minus(process, b);
-	}
+	if (!memory_tell(LEDGER_ADD, &k, b, 0, back.handles, back.maps))
+		memory_placeless(process, b);
 }
 
 /* cuMemCreate has returned. */
@@ -79,10 +77,8 @@ static __always_inline void vmm_created(struct memory_key *k, struct memory_bloc
 	if (!memory_physical.update(k, &new))
 		return;
 	memory_note(NOTE_OVERFLOWED);
-	if (!memory_tell(LEDGER_ADD, k, b, 0, 1, 0)) {
-		memory_note(NOTE_LOST);
-		memory_minus(k->process, b);
-	}
+	if (!memory_tell(LEDGER_ADD, k, b, 0, 1, 0))
+		memory_placeless(k->process, b);
 }
 
 /* A mapping that has no room here takes its physical memory along: what user space keeps never
@@ -97,15 +93,11 @@ static __always_inline void vmm_overflow(struct memory_key *k, struct memory_blo
 	if (p) {
 		struct memory_physical moved = *p;
 		if (!memory_physical.delete(&pk) &&
-		    !memory_tell(LEDGER_ADD, &pk, &moved.b, 0, moved.handles, moved.maps)) {
-			memory_note(NOTE_LOST);
-			memory_minus(k->process, &moved.b);
-		}
+		    !memory_tell(LEDGER_ADD, &pk, &moved.b, 0, moved.handles, moved.maps))
+			memory_placeless(k->process, &moved.b);
 	}
-	if (!memory_tell(LEDGER_ADD, k, b, handle, 0, 0)) {
-		memory_note(NOTE_LOST);
-		memory_minus(k->process, b);
-	}
+	if (!memory_tell(LEDGER_ADD, k, b, handle, 0, 0))
+		memory_placeless(k->process, b);
 }
 
 /* A block of address space that refers to physical memory: one mapping less. */
@@ -251,7 +243,7 @@ int memory_unmap(struct pt_regs *ctx)
 	struct vmm_key place = { .thread = t->id, .index = i };
 	if (vmm_unmapping.update(&place, &u)) {
 		vmm_mapping_gone(process, u.handle, u.held, u.address, &u.mapping, &u.physical, c->t);
-		memory_note(NOTE_LOST);
+		memory_note(NOTE_UNTOLD);
 	}
 next:
 	memory_programs.call(ctx, MEMORY_UNMAP);
@@ -265,7 +257,7 @@ static __always_inline void vmm_rest(u32 process, u64 start, u64 end, u64 t)
 	struct memory_block b = { .bytes = end - start, .born = t, .kind = MEMORY_MAPPED };
 
 	if (!memory_tell(LEDGER_REST, &k, &b, 0, 0, 0))
-		memory_note(NOTE_LOST);
+		memory_note(NOTE_UNTOLD);
 }
 
 /* A mapping of a range that was not unmapped. */
@@ -276,10 +268,8 @@ static __always_inline void vmm_back(u32 process, struct vmm_unmapping *u)
 	struct memory_mapping m = { .b = u->mapping, .handle = u->handle };
 	if (u->held)
 		vmm_put_back(process, u->handle, 1, &u->physical);
-	if (memory_mapped.insert(&k, &m)) {
-		memory_note(NOTE_LOST); /* another took its place in the table meanwhile */
-		memory_minus(process, &u->mapping);
-	}
+	if (memory_mapped.insert(&k, &m))
+		memory_placeless(process, &u->mapping); /* another took its place in the table meanwhile */
 }
 
 /* cuMemUnmap has returned.  One mapping after the other: a[3] counts them, a[4] their bytes. */

@@ -10,7 +10,7 @@ import pytest
 
 from dsprobe.probes.cuda import Cuda
 from dsprobe.probes.memory import Memory
-from tests.cuda.memoryhost import ByCaller, Traced, tracing
+from tests.cuda.memoryhost import ByCaller, Host, Traced, tracing
 from tests.cuda.memorystorm import Storm
 from tests.simgpu.target import OUT, Target
 from tests.support.agents import watched
@@ -121,30 +121,64 @@ def test_contexts_and_processes_end_with_blocks_that_found_no_room(tmp_path: Pat
 
 
 def test_blocks_for_which_there_is_no_room_anywhere_are_lost_and_said(tmp_path: Path) -> None:
-    with tracing(ByCaller(blocks=8, kept=5)) as host, Traced(host, tmp_path) as target:
-        blocks = [target.ok("cuMemAlloc_v2", OUT, 100) for _ in range(40)]
-        host.poll()
-        lost = sum(x.lost for x in host.losses if x.stream == "gpu.memory")
-        assert lost > 0
-        assert host.live(target.pid) == {"device": (100 * (40 - lost), 40 - lost)}
-        for address in blocks:
-            target.ok("cuMemFree_v2", address)
+    with tracing(ByCaller(blocks=8, kept=5)) as host:
+        with Traced(host, tmp_path) as target:
+            blocks = [target.ok("cuMemAlloc_v2", OUT, 100) for _ in range(40)]
+            assert target.check() == {"device": (4000, 40)}
+            assert host.total(target.pid, "frees") == 0
+            lost = _without_a_place(host)
+            assert lost >= 40 - 8 - 5 - 8  # a table of the kernel has some room to spare
+            said = f"{lost} blocks of {100 * lost:,} bytes of process {target.pid} found no place"
+            assert said in host.probe.shortage
+            for address in blocks:
+                target.ok("cuMemFree_v2", address)
+            host.poll()
+            assert host.total(target.pid, "frees") == 40 - lost
+            assert host.total(target.pid, "unknown") == lost
+            assert host.live(target.pid) == {"device": (100 * lost, lost)}
+            again = [target.ok("cuMemAlloc_v2", OUT, 7) for _ in range(5)]
+            host.poll()
+            assert host.live(target.pid) == {"device": (100 * lost + 35, lost + 5)}
+            for address in again:
+                target.ok("cuMemFree_v2", address)
+            host.poll()
+            assert host.live(target.pid) == {"device": (100 * lost, lost)}
         host.poll()
         assert host.live(target.pid) == {}
-        assert host.total(target.pid, "unknown") == lost
+        host.poll()
+        assert "no place" not in host.probe.shortage
+
+
+def test_a_context_takes_along_what_had_no_place(tmp_path: Path) -> None:
+    with tracing(ByCaller(blocks=8, kept=5)) as host, Traced(host, tmp_path) as target:
+        ctx = target.ok("cuCtxCreate_v2", OUT, 0, 0)
+        for _ in range(40):
+            target.ok("cuMemAlloc_v2", OUT, 100)
+        assert target.check() == {"device": (4000, 40)}
+        target.ok("cuCtxDestroy_v2", ctx)
+        assert target.check() == {}
+        host.poll()
+        assert "no place" not in host.probe.shortage
+
+
+def _without_a_place(host: Host) -> int:
+    return sum(x.lost for x in host.losses if x.reason.startswith("blocks without a place"))
 
 
 def test_an_agent_that_stalls(tmp_path: Path) -> None:
-    """The ring for what overflows fills up; what is lost is said, and nothing stays live."""
+    """The ring for what overflows fills up: what is lost is said, stays live, and no more is freed
+    than was."""
     with tracing(ByCaller(blocks=8)) as host:
         storm = Storm(host, tmp_path, threads=2, count=60_000, live=500, kinds=1)
         storm.run()
         host.poll()
-        lost = sum(x.lost for x in host.losses if x.stream == "gpu.memory")
-        assert lost > 0
-        told = host.last(storm.pid)["device"]
-        assert host.total(storm.pid, "allocs") == storm.truth.counts["cuMemAlloc_v2"].calls
-        assert told["live"] >= 0
+        assert _without_a_place(host) > 0
+        told, really = host.last(storm.pid)["device"], storm.truth
+        calls = really.counts
+        assert host.total(storm.pid, "allocs") == calls["cuMemAlloc_v2"].calls
+        assert 0 < host.total(storm.pid, "frees") <= calls["cuMemFree_v2"].calls
+        assert told["blocks"] >= really.live["device"].blocks
+        assert told["live"] >= really.live["device"].bytes
         storm.close()
         host.poll()
         assert host.live(storm.pid) == {}
