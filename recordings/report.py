@@ -47,8 +47,7 @@ class _Report:
         self.wall = WallTime(sn.clock(session), sn.facts(session))
 
         self.memory = memory_at(session, end, start)
-        held = self.memory.stacks[:MAX_STACKS]
-        self.inside = wrappers(self.stacks.frames(row.stack) for row in held)
+        self.inside = wrappers(self.stacks.every())
 
     def made(self) -> dict[str, Any]:
         facts = sn.facts(self.session)

@@ -150,8 +150,10 @@ class MemoryRows:
             of: dict[int, list[int]] = {}
             for s in memory.stacks:
                 of.setdefault(s.process, []).append(s.stack)
+            everywhere = wrappers(moment.stacks.every())  # one may have a single stack
             self._inside = {
                 tree.process(id): wrappers(map(moment.stacks.frames, dict.fromkeys(ids)))
+                | everywhere
                 for id, ids in of.items()
             }
         amounts = np.array(
@@ -352,10 +354,10 @@ def _notes(
     """Warnings, worst first."""
     notes = list(state("memory", moment))
     if late:
-        who = ", ".join(p.label for p in late[:FEW])
-        who += f" and {len(late) - FEW} more" if len(late) > FEW else ""
+        named = ", ".join(p.label for p in late[:FEW])
+        named += f" and {len(late) - FEW} more" if len(late) > FEW else ""
         first = moment.scale.text(late[0].late) if len(late) == 1 else "they were seen"
-        notes.append(f"memory from before {first} is not counted: {who}")
+        notes.append(f"memory from before {first} is not counted: {named}")
     failed, unknown, shed = (
         [(getattr(k, what), k.process) for k in memory.kinds] for what in ("failed", "unknown",
                                                                             "shed")
