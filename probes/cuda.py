@@ -63,6 +63,10 @@ SLOW_NS = 1_000_000
 BUDGET = 20_000
 """Single events per second and process: launches, calls and allocations each."""
 _WINDOW_NS = 1 << 27
+AT_ONCE = 0.05
+"""So many seconds are spent at once on getting to know new processes; the rest has its turn."""
+FREED = 1000
+"""Places of threads given back in one collection: each takes a system call."""
 
 
 @dataclass
@@ -291,16 +295,25 @@ class Cuda(BpfProbe):
         return own + self.stacks.losses()
 
     def _take(self) -> list[Batch]:
-        pending, self._pending = self._pending, []
-        return pending
+        """What is to be told, a batch for each stream."""
+        by_stream: dict[str, list[Batch]] = {}
+        for batch in self._pending:
+            by_stream.setdefault(batch[0].name, []).append(batch)
+        self._pending = []
+        return [(them[0][0], np.concatenate([rows for _, rows in them]))
+                for them in by_stream.values()]  # fmt: skip
 
     def _meet(self) -> None:
         """Take note of processes and threads that have come or gone."""
         procs = self._procs.live
+        until, new = time.monotonic() + AT_ONCE, False
         for place in np.flatnonzero(procs["since"]):
             row = procs[place]
             p = self.processes.get(int(row["id"]))
             if p is None:
+                if new and time.monotonic() > until:
+                    continue
+                new = True
                 p = self.processes[int(row["id"])] = self._new(int(place), row)
                 self._publish(p)
             if row["ended"] and not p.row["ended"][0]:
@@ -309,12 +322,12 @@ class Cuda(BpfProbe):
                 self.stacks.gone(p.id)
                 self._publish(p)
         tasks = self.threads.live
-        new = [i for i in np.flatnonzero(tasks["id"]) if int(tasks["id"][i]) not in self._met]
-        if new:
-            self._met |= {int(tasks["id"][i]): (int(i), False) for i in new}
-            them = tasks[new]
+        strange = [i for i in np.flatnonzero(tasks["id"]) if int(tasks["id"][i]) not in self._met]
+        if strange:
+            self._met |= {int(tasks["id"][i]): (int(i), False) for i in strange}
+            them = tasks[strange]
             rows = META_THREAD.rows(
-                t=[time.monotonic_ns()] * len(new), id=them["id"], process=them["process"],
+                t=[time.monotonic_ns()] * len(strange), id=them["id"], process=them["process"],
                 tid=them["tid"], ns_tid=them["ns_tid"],
                 comm=[processes.printable(c, processes.MAX_COMM) for c in them["comm"].tolist()],
             )  # fmt: skip
@@ -336,6 +349,7 @@ class Cuda(BpfProbe):
             id=int(row["id"]), pid=pid, ns_pid=int(row["ns_tgid"]), parent=facts.parent,
             uid=facts.uid, comm=[facts.comm], command=[facts.command], cgroup=[facts.cgroup],
             container=[facts.container], pod=[facts.pod], late=0 if begun else int(row["since"]),
+            seen=int(row["since"]),
         ))  # fmt: skip
 
     def _publish(self, p: _Process) -> None:
@@ -371,6 +385,7 @@ class Cuda(BpfProbe):
         """What had ended when the last collection began has been read by every probe since."""
         tasks = self.threads.live
         gone = {id: place for id, (place, leaving) in self._met.items() if leaving}
+        gone = dict(list(gone.items())[:FREED])
         self.threads.give_back(gone.values())
         for id in gone:
             del self._met[id]

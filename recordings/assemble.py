@@ -50,11 +50,16 @@ def fit(stream: Stream, rows: Rows) -> Rows:
     return out
 
 
+NEWER = {"gpu.memory": frozenset(("reclaimed", "reclaimed_bytes"))}
+"""Fields, by stream, that sessions of an older version lack; they count as 0 there."""
+
+
 def fits(stream: Stream, rows: Rows) -> bool:
-    """Whether ``rows`` have all fields of ``stream``, in their types: a file may declare anything,
-    and one of an older version lacks the newest fields."""
+    """Whether ``rows`` have the fields of ``stream``, in their types: a file may declare anything,
+    and one of an older version lacks those of :data:`NEWER`, which :func:`fit` adds."""
+    names, newer = rows.dtype.names or (), NEWER.get(stream.name, frozenset())
     return all(
-        name in (rows.dtype.names or ()) and rows.dtype[name] == stream.dtype[name]
+        rows.dtype[name] == stream.dtype[name] if name in names else name in newer
         for name in stream.by_name
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings.identities import Identities
 from dsprobe.recordings.lane import quantile
+from dsprobe.recordings.presence import presence
 from dsprobe.recordings.references import last_of
 from dsprobe.recordings.samples import ending, slabs, summed
 from dsprobe.recordings.session import Session
@@ -23,7 +26,8 @@ class CallRow:
 
     ``kind`` and ``copy`` are words of ``cudastreams.CALL_KINDS`` and ``COPIES``.  ``busy`` is the
     time (ns) inside calls that returned, ``threads`` the same as a number of threads that stood
-    there all the time; ``p50`` and ``p99`` are upper bounds (ns) of the durations, NaN where
+    there all the time that the process was seen, ``rate`` the calls per second of that time.
+    ``p50`` and ``p99`` are upper bounds (ns) of the durations, NaN where
     returns are not traced; ``bytes`` what was copied, set or allocated.
     """
 
@@ -35,9 +39,15 @@ class CallRow:
     failed: int
     busy: int
     threads: float
+    rate: float
     p50: float
     p99: float
     bytes: int
+
+    @property
+    def timed(self) -> bool:
+        """Whether the time inside it is known: returns of launches are not traced."""
+        return self.busy > 0 or not math.isnan(self.p50)
 
 
 @dataclass(frozen=True)
@@ -68,14 +78,18 @@ class OpenCall:
     duration: int
 
 
-def calls(session: Session, start: int, end: int) -> tuple[CallRow, ...]:
+def calls(
+    session: Session, start: int, end: int, who: Identities | None = None
+) -> tuple[CallRow, ...]:
     """Calls of each function within (start, end], the longest in sum first."""
     keys = ("process", "function", "kind", "copy")
     sums = ("count", "failed", "busy", "bytes", "hist")
     found = summed(session, cuda.CUDA_CALLS, (start, end), keys, sums)
+    seen = presence(session, start, end, who)
+    time = np.array([seen.time(process) for process in found["process"].tolist()], float)
     columns = (
         *(found[name] for name in (*keys, "count", "failed", "busy")),
-        found["busy"] / max(end - start, 1), quantile(found["hist"], 0.5),
+        found["busy"] / time, found["count"] * 1e9 / time, quantile(found["hist"], 0.5),
         quantile(found["hist"], 0.99), found["bytes"],
     )  # fmt: skip
     rows = zip(*(column.tolist() for column in columns), strict=True)

@@ -97,6 +97,8 @@ GPU_MEMORY = Stream(
         _count("failed", "allocations and frees that failed"),
         _count("unknown", "frees of blocks from before the probes were attached"),
         _count("shed", "calls of the interval without a row in gpu.alloc, to save cost"),
+        _count("reclaimed", "of frees blocks that went with their context or process"),
+        _bytes("reclaimed_bytes", "of freed those bytes"),
     ),
 )
 
@@ -263,6 +265,7 @@ META_PROCESS = Stream(
         _text("driver", "version of that library"),
         _text("python", "version of its Python, or why its Python stacks cannot be read"),
         _time("late", "when it was first seen, if it used CUDA before; 0: seen from cuInit on"),
+        _time("seen", "when its first traced call was seen"),
     ),
 )
 

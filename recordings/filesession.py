@@ -231,7 +231,7 @@ class FileSession:
     # -- for whoever reads all of it -----------------------------------------------------------
 
     def windows(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Cut ``[start, end)`` into intervals that each cover some tens of megabytes of rows at most."""
+        """Cut ``[start, end)`` into intervals of some tens of megabytes of rows at most."""
         table = self._layout.table.chunks
         table = table[np.argsort(table[:, 3], kind="stable")]
         at, packed, chunks = start, 0, 0

@@ -19,7 +19,7 @@ from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.references import last_of_ids
 from dsprobe.recordings.session import FOREVER, Session
 
-NEWER = ("late",)
+NEWER = ("late", "seen")
 """Fields that sessions of an older version lack."""
 SLACK = 10 * 10**9
 """Rows of a meta stream come in about the order of time: none so long (ns) after a later one."""
@@ -112,6 +112,8 @@ class Identities:
 
     def __init__(self, session: Session) -> None:
         self._processes: dict[int, Process] = {}
+        self._first: dict[int, int] = {}
+        """When something was first said of a process."""
         self._threads: dict[int, Thread] = {}
         self._kernels: dict[int, str] = {}
         self._texts: dict[int, str] = {}
@@ -122,7 +124,10 @@ class Identities:
 
     def refresh(self) -> None:
         """Take in what has been said since."""
-        self._processes.update(_made(Process, self._rows(cuda.META_PROCESS)))
+        rows = self._readers[cuda.META_PROCESS.name].rows()
+        for id, t, seen in zip(*(rows[n].tolist() for n in ("id", "t", "seen")), strict=True):
+            self._first.setdefault(id, seen or t)
+        self._processes.update(_made(Process, last_of_ids(cuda.META_PROCESS, rows)))
         self._threads.update(_made(Thread, self._rows(cuda.META_THREAD)))
         for row in self._rows(cuda.META_KERNEL):
             name = str(row["name"]) or f"kernel at {int(row['handle']):#x}"
@@ -140,6 +145,10 @@ class Identities:
 
     def process(self, id: int) -> Process:
         return self._processes.get(id) or Process(id)
+
+    def seen(self, id: int) -> int:
+        """When process ``id`` was first seen (ns); 0 where nothing is said of it."""
+        return self._first.get(id, 0)
 
     def thread(self, id: int) -> Thread:
         return self._threads.get(id) or Thread(id)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings.identities import Identities
 from dsprobe.recordings.lane import quantile
+from dsprobe.recordings.presence import Presence, presence
 from dsprobe.recordings.references import by_keys
-from dsprobe.recordings.samples import Columns, ending, slabs, summed
+from dsprobe.recordings.samples import Column, Columns, ending, slabs, summed
 from dsprobe.recordings.session import Session
 
 MAX_SINGLE = 200_000
@@ -24,11 +26,12 @@ class Launches:
     """Launches of one thread of a process, or of one CUDA stream.
 
     ``thread`` is 0 of a stream that threads share; ``stream`` is the CUstream, None of a row that
-    is of a thread.  ``rate`` is per second.  ``hist`` counts the times since the launch before by
-    powers of two (ns); ``p50`` and ``p99`` are upper bounds (ns) from it, NaN where there is none.
-    ``longest`` (ns) is the longest of these times that ended between the moments, ``quiet`` how
-    long (ns) before the later moment the last interval with a launch ended.  ``shed`` is the share
-    (0-1) of launches without a row of their own (of a stream: NaN).
+    is of a thread.  ``rate`` is per second of the time its process was seen.  ``hist`` counts the
+    times since the launch before by powers of two (ns); ``p50`` and ``p99`` are upper bounds (ns)
+    from it, NaN where there is none.  ``longest`` (ns) is the longest of these times that ended
+    between the moments, ``quiet`` how long (ns) before the later moment the last interval with a
+    launch ended.  ``shed`` is the share (0-1) of launches without a row of their own (of a stream:
+    NaN).
     """
 
     process: int
@@ -76,34 +79,43 @@ class Kernel:
     shared: int
 
 
-def by_thread(session: Session, start: int, end: int) -> tuple[Launches, ...]:
+def by_thread(
+    session: Session, start: int, end: int, who: Identities | None = None
+) -> tuple[Launches, ...]:
     """Launches of each thread within (start, end], most first."""
     found = summed(session, cuda.CUDA_THREAD, (start, end), ("process", "thread"),
                    ("count", "shed", "hist"), ("t", "longest"))  # fmt: skip
     found["stream"] = np.full(len(found["t"]), None)
     found["shed"] = np.minimum(found["shed"] / np.maximum(found["count"], 1), 1)
-    return _launches(found, start, end)
+    return _launches(found, end, presence(session, start, end, who))
 
 
-def by_stream(session: Session, start: int, end: int) -> tuple[Launches, ...]:
+def by_stream(
+    session: Session, start: int, end: int, who: Identities | None = None
+) -> tuple[Launches, ...]:
     """Launches on each CUDA stream within (start, end], most first."""
     found = summed(session, cuda.CUDA_STREAM, (start, end), ("process", "thread", "stream"),
                    ("count", "hist"), ("t", "longest"))  # fmt: skip
     found["shed"] = np.full(len(found["t"]), np.nan)
-    return _launches(found, start, end)
+    return _launches(found, end, presence(session, start, end, who))
 
 
-def _launches(found: Columns, start: int, end: int) -> tuple[Launches, ...]:
+def _launches(found: Columns, end: int, seen: Presence) -> tuple[Launches, ...]:
     count = found["count"].astype(np.uint64)
     columns = (
         found["process"], found["thread"], found["stream"], count,
-        count * 1e9 / max(end - start, 1), quantile(found["hist"], 0.5),
+        _rates(seen, found["process"], count), quantile(found["hist"], 0.5),
         quantile(found["hist"], 0.99), found["longest"], end - found["t"].astype(np.int64),
         found["shed"],
     )  # fmt: skip
     hist = map(tuple, found["hist"].tolist())
     made = [Launches(*row) for row in zip(*(c.tolist() for c in columns), hist, strict=True)]
     return tuple(sorted(made, key=lambda r: (-r.count, r.process, r.thread, r.stream or 0)))
+
+
+def _rates(seen: Presence, processes: Column, counts: Column) -> Column:
+    pairs = zip(processes.tolist(), counts.tolist(), strict=True)
+    return np.array([seen.rate(process, count) for process, count in pairs], float)
 
 
 def longest_gaps(session: Session, start: int, end: int, limit: int) -> tuple[Gap, ...]:

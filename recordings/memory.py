@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dsprobe.recordings import cudastreams as cuda
+from dsprobe.recordings.identities import Identities
 from dsprobe.recordings.model import Rows
+from dsprobe.recordings.presence import Presence, presence
 from dsprobe.recordings.references import last_of
 from dsprobe.recordings.samples import ending, summed
 from dsprobe.recordings.session import Session
@@ -32,8 +34,9 @@ class KindMemory:
     """Live memory of one process and kind (a word of ``cudastreams.MEMORY_KINDS``), exact.
 
     ``device`` is whether the kind takes memory of a device.  ``grown`` is by how many bytes
-    ``live`` changed since the moment asked for; ``peak`` (the most bytes live at the end of a
-    row's interval) and the counts are those of the time since then.
+    ``live`` changed since the moment asked for; the counts are those of the time since then, of
+    which the process was seen for ``seen`` ns.  ``frees`` are calls; ``reclaimed`` blocks of
+    ``reclaimed_bytes`` were not freed, but went with their context or process.
     """
 
     process: int
@@ -47,7 +50,9 @@ class KindMemory:
     failed: int
     unknown: int
     shed: int
-    peak: int
+    reclaimed: int
+    reclaimed_bytes: int
+    seen: int
 
 
 @dataclass(frozen=True)
@@ -135,11 +140,13 @@ ORDERS: dict[str, Callable[[StackMemory | MemoryNode], float]] = {
 """What stacks and nodes can be sorted by, the most first."""
 
 
-def memory_at(session: Session, t: int, since: int | None = None) -> Memory:
+def memory_at(
+    session: Session, t: int, since: int | None = None, who: Identities | None = None
+) -> Memory:
     """Memory at ``t``, and how it changed since ``since`` (default: a minute before)."""
     since = max(t - MINUTE, 0) if since is None else max(min(since, t), 0)
     then, now = _State(session, since), _State(session, t)
-    kinds = _kinds(session, then, now)
+    kinds = _kinds(session, then, now, presence(session, since, t, who))
     stacks = _stacks(then, now)
     explained = sum(s.live for s in stacks)
     ages = _ages(session, now)
@@ -177,14 +184,18 @@ def _key(row: Rows, *names: str) -> tuple[int, ...]:
     return tuple(int(row[name]) for name in names)
 
 
-_COUNTS = ("allocs", "frees", "failed", "unknown", "shed")
+_COUNTS = ("allocs", "frees", "failed", "unknown", "shed", "reclaimed", "reclaimed_bytes")
 
 
-def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...]:
-    keys, more = ("process", "kind"), (*_COUNTS, "live")
-    sums = summed(session, cuda.GPU_MEMORY, (then.t, now.t), keys, _COUNTS, ("t", "live"))
+def _kinds(
+    session: Session, then: _State, now: _State, presence: Presence
+) -> tuple[KindMemory, ...]:
+    keys = ("process", "kind")
+    sums = summed(session, cuda.GPU_MEMORY, (then.t, now.t), keys, _COUNTS)
+    # A row counts what was reclaimed as freed, too.
+    sums["frees"] = sums["frees"] - np.minimum(sums["frees"], sums["reclaimed"])
     ids = zip(sums["process"].tolist(), sums["kind"].tolist(), strict=True)
-    counts = dict(zip(ids, zip(*(sums[n].tolist() for n in more), strict=True), strict=True))
+    counts = dict(zip(ids, zip(*(sums[n].tolist() for n in _COUNTS), strict=True), strict=True))
     found = []
     for key in {*counts, *now.kinds}:
         live, blocks = _amount(now.kinds.get(key))
@@ -192,7 +203,7 @@ def _kinds(session: Session, then: _State, now: _State) -> tuple[KindMemory, ...
         found.append(
             KindMemory(
                 key[0], word(cuda.MEMORY_KINDS, key[1]), key[1] < len(cuda.ON_DEVICE), live, blocks,
-                live - before, *counts.get(key, (0,) * len(more)),
+                live - before, *counts.get(key, (0,) * len(_COUNTS)), presence.time(key[0]),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda k: (-k.live, k.process, k.kind)))

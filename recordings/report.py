@@ -15,6 +15,7 @@ from dsprobe.recordings.identities import Identities, Process
 from dsprobe.recordings.launches import Launches, by_stream, by_thread, longest_gaps
 from dsprobe.recordings.leaks import Thresholds, find_leaks
 from dsprobe.recordings.memory import Memory, memory_at
+from dsprobe.recordings.peaks import peaks
 from dsprobe.recordings.session import Session
 from dsprobe.recordings.stacks import Stacks, where, wrappers
 from dsprobe.recordings.walltime import WallTime
@@ -46,7 +47,7 @@ class _Report:
         self.stacks.refresh()
         self.wall = WallTime(sn.clock(session), sn.facts(session))
 
-        self.memory = memory_at(session, end, start)
+        self.memory = memory_at(session, end, start, self.who)
         self.inside = wrappers(self.stacks.every())
 
     def made(self) -> dict[str, Any]:
@@ -89,16 +90,17 @@ class _Report:
         threads: dict[int, list[Launches]] = defaultdict(list)
         streams: dict[int, list[Launches]] = defaultdict(list)
         made: dict[int, list[CallRow]] = defaultdict(list)
-        for row in by_thread(self.session, self.start, self.end):
+        for row in by_thread(self.session, self.start, self.end, self.who):
             threads[row.process].append(row)
-        for row in by_stream(self.session, self.start, self.end):
+        for row in by_stream(self.session, self.start, self.end, self.who):
             streams[row.process].append(row)
-        for call in calls(self.session, self.start, self.end):
+        for call in calls(self.session, self.start, self.end, self.who):
             made[call.process].append(call)
+        most = peaks(self.session, self.start, self.end)
         return [
             self._process(p)
             | {
-                "memory": _memory(self.memory, p.id),
+                "memory": _memory(self.memory, p.id, most),
                 "threads": [self._launches(r) for r in threads[p.id][: self.limit]],
                 "streams": [self._launches(r) for r in streams[p.id][: self.limit]],
                 "blocked": _by_kind(made[p.id]),
@@ -134,6 +136,8 @@ class _Report:
             "failed": row.failed,
             "busy_s": row.busy / SECOND,
             "threads": row.threads,
+            "rate": row.rate,
+            "timed": row.timed,
             "p50_s": _seconds(row.p50),
             "p99_s": _seconds(row.p99),
             "bytes": row.bytes,
@@ -253,12 +257,16 @@ class _Report:
         ]
 
 
-def _memory(memory: Memory, process: int) -> dict[str, Any]:
+def _memory(memory: Memory, process: int, most: dict[tuple[int, str], int]) -> dict[str, Any]:
     kinds = [k for k in memory.kinds if k.process == process]
     return {
         "live": sum(k.live for k in kinds if k.device),
         "grown": sum(k.grown for k in kinds if k.device),
-        "kinds": [{n: v for n, v in asdict(k).items() if n != "process"} for k in kinds],
+        "kinds": [
+            {n: v for n, v in asdict(k).items() if n not in ("process", "seen")}
+            | {"peak": max(most.get((process, k.kind), 0), k.live), "seen_s": k.seen / SECOND}
+            for k in kinds
+        ],
     }
 
 
@@ -266,6 +274,8 @@ def _by_kind(rows: list[CallRow]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         name = row.kind if row.copy in ("none", "any") else f"{row.kind} {row.copy}"
+        if not row.timed:  # as launches: nobody knows how long they took
+            name = f"{name}, not timed"
         entry = found.setdefault(name, {"busy_s": 0.0, "threads": 0.0, "count": 0, "failed": 0})
         entry["busy_s"] += row.busy / SECOND
         entry["threads"] += row.threads

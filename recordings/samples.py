@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dsprobe.recordings.assemble import fits
+from dsprobe.recordings.assemble import fit, fits
 from dsprobe.recordings.lane import Edges, spread
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.session import FOREVER, Session
@@ -40,12 +40,7 @@ def ending(session: Session, stream: Stream, after: int, until: int) -> Rows:
     rows = session.read(stream.name, max(after, -1) + 1, until + 1)
     if not fits(stream, rows):
         return stream.empty()
-    if rows.dtype == stream.dtype:
-        return rows
-    known = np.empty(len(rows), stream.dtype)
-    for name in stream.by_name:
-        known[name] = rows[name]
-    return known
+    return fit(stream, rows)
 
 
 SLAB = 60 * 10**9
@@ -58,7 +53,8 @@ def slabs(start: int, end: int) -> Iterator[tuple[int, int]]:
     return ((at, min(at + length, end)) for at in range(start, end, length))
 
 
-Columns = dict[str, npt.NDArray[Any]]
+Column = npt.NDArray[Any]
+Columns = dict[str, Column]
 
 
 def summed(

@@ -75,12 +75,12 @@ class _Seen:
     """What happened from ``start`` to the moment."""
 
     def __init__(self, moment: Moment, start: int) -> None:
-        self.moment, self.who, self.seconds = moment, moment.who, (moment.at - start) / 1e9
+        self.moment, self.who = moment, moment.who
         session, at = moment.session, moment.at
-        self.threads = by_thread(session, start, at)
-        self.streams = by_stream(session, start, at)
+        self.threads = by_thread(session, start, at, self.who)
+        self.streams = by_stream(session, start, at, self.who)
         self.gaps = longest_gaps(session, start, at, MAX_GAPS)
-        self.calls = calls(session, start, at)
+        self.calls = calls(session, start, at, self.who)
         self.open = {(c.process, c.thread): c for c in open_calls(session, at)}
 
     def rows(self, asked: Asked) -> list[LaunchRow]:
@@ -175,22 +175,27 @@ class _Seen:
     def _call(self, call: CallRow) -> str:
         return (
             f"{self.who.text(call.function)}: {units.digits(call.threads)} threads in it on "
-            f"average, {units.si(call.count / max(self.seconds, 1e-9))}/s, P99 "
+            f"average, {units.si(call.rate)}/s, P99 "
             f"{units.bound(call.p99)}"
         )
 
     def total(self) -> str:
         if not self.threads and (why := unseen("launches", self.moment)):
             return f"not known: {why}"
-        processes = len({t.process for t in self.threads})
-        rate = sum(t.rate for t in self.threads)
+        # What ended had its rate at another time: it is in no sum with that of others.
+        ended = {p.id for p in self.who.processes.values() if 0 < p.ended <= self.moment.at}
+        threads = [t for t in self.threads if t.process not in ended]
+        processes = len({t.process for t in threads})
+        rate = sum(t.rate for t in threads)
         inside: dict[str, float] = {}
         for call in self.calls:
+            if call.process in ended:
+                continue
             inside[call.kind] = inside.get(call.kind, 0.0) + call.threads
         busy = [f"{units.digits(n)} in {kind}" for kind, n in inside.items() if n >= 0.005]
         blocked = f", threads {', '.join(busy)}" if busy else ""
         return (
-            f"{units.count(processes, 'process')}, {units.count(len(self.threads), 'thread')}: "
+            f"{units.count(processes, 'process')}, {units.count(len(threads), 'thread')}: "
             f"{units.si(rate)} launches/s{blocked}"
         )
 

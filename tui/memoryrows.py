@@ -297,9 +297,8 @@ def _sums(kinds: Sequence[KindMemory], memory: Memory, without: str = "") -> str
 def _rate(kinds: Sequence[KindMemory], memory: Memory) -> str:
     """``120 allocs/s``; not of less than a second, in which there may be no row yet."""
     held = [k for k in kinds if k.device or k.kind in KINDS["host"]]
-    span = memory.t - memory.since
-    rate = sum(k.allocs for k in held) * 1e9 / max(span, 1)
-    return f"{units.si(rate) if span >= SECOND else '-'} allocs/s"
+    rate = sum(k.allocs * 1e9 / k.seen for k in held)
+    return f"{units.si(rate) if memory.t - memory.since >= SECOND else '-'} allocs/s"
 
 
 def _process_row(row: MemoryRow, moment: Moment, memory: Memory, process: Process,

@@ -21,7 +21,7 @@ from dsprobe.recordings.live import LiveSession
 from dsprobe.recordings.report import report
 from dsprobe.recordings.session import Session
 from dsprobe.tui.gputext import gpu_lines
-from dsprobe.tui.units import digits, nanoseconds, si, size, span
+from dsprobe.tui.units import count, digits, nanoseconds, si, size, span
 
 SILENT_SECONDS = 3.0
 SECOND = 10**9
@@ -191,11 +191,12 @@ def _process(p: dict[str, Any]) -> list[str]:
             failed = f", {b['failed']:,} failed" if b["failed"] else ""
             lines.append(
                 f"  in {name:<10} {digits(b['threads']):>6} threads on average: "
-                f"{nanoseconds(b['busy_s'] * 1e9)} in {b['count']:,} calls{failed}"
+                f"{nanoseconds(b['busy_s'] * 1e9)} in {count(b['count'], 'call')}{failed}"
             )
     for call in [c for c in p["calls"] if c["busy_s"]][:5]:
         lines.append(
-            f"    {call['function']:<28} {call['count']:>10,} calls, {_bound(call['p50_s'])} P50, "
+            f"    {call['function']:<28} {count(call['count'], 'call'):>16}, "
+            f"{_bound(call['p50_s'])} P50, "
             f"{_bound(call['p99_s'])} P99, {nanoseconds(call['busy_s'] * 1e9)} in all"
         )
     for row in p["threads"]:
@@ -217,13 +218,15 @@ def _memory(memory: dict[str, Any], ended: bool, late: bool) -> list[str]:
         lines = [f"GPU memory: {size(memory['live'])} live, {_signed(memory['grown'])}"]
     for k in memory["kinds"]:
         held = f"{size(k['live']):>8} in {k['blocks']:,} blocks, {_signed(k['grown'])}, "
+        reclaimed = f", {k['reclaimed']:,} never freed ({size(k['reclaimed_bytes'])}): gone with "
+        reclaimed += "the process" if ended else "their context"
         more = [f"{k[name]:,} {what}" for name, what in (
             ("failed", "failed"), ("unknown", "frees of blocks from before"),
             ("shed", "without a row of their own")) if k[name]]  # fmt: skip
         lines.append(
             f"  {k['kind']:<10} {'' if ended else held}peak {size(k['peak'])}; "
-            f"{k['allocs']:,} allocations, {k['frees']:,} frees"
-            + "".join(f", {text}" for text in more)
+            f"{count(k['allocs'], 'allocation')}, {count(k['frees'], 'free')}"
+            f"{reclaimed if k['reclaimed'] else ''}" + "".join(f", {text}" for text in more)
         )
     return lines
 
@@ -250,8 +253,8 @@ def _single(said: dict[str, Any]) -> list[str]:
     if said["gaps"]:
         lines.append("Longest times without a launch:")
         for g in said["gaps"]:
-            within = ", outside of CUDA calls"
-            if g["within_s"] > g["duration_s"] / 10:
+            within = ", in no CUDA call"
+            if g["within"]:
                 within = f", {nanoseconds(g['within_s'] * 1e9)} of it in {g['within']}"
             lines.append(
                 f"  {nanoseconds(g['duration_s'] * 1e9):>8} {g['process']} {g['thread']} up to "

@@ -95,6 +95,16 @@ def test_a_leak_comes_first_with_its_numbers(tmp_path: Path) -> None:
         assert text in done.stdout, text
 
 
+def test_what_went_with_its_process_is_no_free(tmp_path: Path) -> None:
+    host = server(leaks=True)
+    host.session.append("gpu.memory", t=host.now + SECOND, dt=SECOND, process=1, kind=0, frees=140,
+                        freed=4100 * MIB, reclaimed=139, reclaimed_bytes=4000 * MIB)  # fmt: skip
+    host.process(1, 4242, ended=host.now + SECOND)
+    said = run(write(host, tmp_path / "a.mcap")).stdout
+    assert "140 allocations, 1 free, 139 never freed (3.91G): gone with the process" in said
+    assert "peak 4.00G" in said
+
+
 def test_a_healthy_one_is_said_to_be_and_gates_pass(tmp_path: Path) -> None:
     file = write(server(leaks=False), tmp_path / "a.mcap")
     done = run(file, "--fail-on", "leak")

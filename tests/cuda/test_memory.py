@@ -278,6 +278,8 @@ def test_the_last_row_of_a_process(host: Host, tmp_path: Path, how: str) -> None
     assert host.live(target.pid) == host.stacks(target.pid) == {}
     assert {k: int(r["frees"]) for k, r in last.items()} == {k: n for k, (_, n) in before.items()}
     assert {k: int(r["freed"]) for k, r in last.items()} == {k: n for k, (n, _) in before.items()}
+    for name, of in (("reclaimed", "frees"), ("reclaimed_bytes", "freed")):
+        assert {k: r[name] for k, r in last.items()} == {k: r[of] for k, r in last.items()}
     host.poll()
     assert {k: int(r["t"]) for k, r in host.last(target.pid).items()} == {
         k: int(r["t"]) for k, r in last.items()

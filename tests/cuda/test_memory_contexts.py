@@ -66,6 +66,7 @@ def test_a_context_takes_all_its_memory_along(target: Traced) -> None:
     target.ok("cuMemAlloc_v2", OUT, 5)
     assert target.check()["device"] == (105, 2)
     assert target.host.total(target.pid, "frees") == 4
+    assert target.host.total(target.pid, "reclaimed") == 4
 
 
 def test_addresses_of_an_ended_context_are_given_again(target: Traced) -> None:

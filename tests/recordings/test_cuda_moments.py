@@ -13,6 +13,7 @@ from dsprobe.recordings.blocked import calls, open_calls, slowest_calls
 from dsprobe.recordings.launches import by_stream, by_thread, kernels, longest_gaps
 from dsprobe.recordings.leaks import Thresholds
 from dsprobe.recordings.memory import AgeMemory, memory_at, tree
+from dsprobe.recordings.peaks import peaks
 from dsprobe.recordings.report import report
 from dsprobe.recordings.stacks import Stacks
 from tests.recordings.cudahost import BOOT, CALL, COPY, KIND, MIB, SECOND, CudaHost, hist
@@ -57,7 +58,7 @@ def test_memory_at_a_moment_and_what_grew(host: CudaHost) -> None:
     assert (device.kind, device.device, device.live, device.grown) == (
         "device", True, 84 * MIB, 17 * MIB,
     )  # fmt: skip
-    assert (device.allocs, device.frees, device.peak, other.allocs) == (20, 1, 84 * MIB, 0)
+    assert (device.allocs, device.frees, device.reclaimed, other.allocs) == (20, 1, 0, 0)
     assert (other.kind, other.device, other.live) == ("host", False, MIB)
     assert at.live == 84 * MIB
     assert at.whole
@@ -72,7 +73,8 @@ def test_a_state_needs_the_last_seconds_only(host: CudaHost) -> None:
     for t in range(20, 300, 7):
         (found,) = memory_at(host.session, BOOT + t * SECOND, BOOT + (t - 5) * SECOND).stacks
         assert (found.live, found.grown) == (MIB, 0), t
-    assert all(end - start <= 13 * SECOND for _, start, end, _ in host.session.reads)
+    reads = [r for r in host.session.reads if not r[0].startswith("meta.")]
+    assert all(end - start <= 13 * SECOND for _, start, end, _ in reads)
 
 
 def test_memory_of_a_process_that_ended_is_gone(host: CudaHost) -> None:
@@ -210,6 +212,94 @@ def test_launches_by_thread_and_stream(host: CudaHost, seconds: int) -> None:
     later = by_thread(host.session, start, end + 5 * SECOND)
     assert later[0].quiet == 5 * SECOND
     assert by_thread(host.session, end, end + SECOND) == ()
+
+
+def test_blocks_that_went_with_their_process_are_no_frees(host: CudaHost) -> None:
+    m = {"process": 1, "kind": 0, "dt": SECOND}
+    host.session.append("gpu.memory", t=BOOT + SECOND, live=60, blocks=6, allocs=10, frees=4,
+                        allocated=100, freed=40, **m)  # fmt: skip
+    host.session.append("gpu.memory", t=BOOT + 2 * SECOND, frees=6, freed=60, reclaimed=5,
+                        reclaimed_bytes=50, **m)  # fmt: skip
+    host.session.refresh()
+    (kind,) = memory_at(host.session, BOOT + 3 * SECOND, BOOT).kinds
+    assert (kind.allocs, kind.frees, kind.reclaimed, kind.reclaimed_bytes) == (10, 5, 5, 50)
+
+
+def test_the_peak_is_between_rows_where_calls_tell(host: CudaHost) -> None:
+    """Three storms that leave nothing: all allocated before any is freed; one after the other; and
+    one of which single calls are not known."""
+    for second, order in enumerate(("aaaaffff", "afafafaf", "")):
+        t = BOOT + second * SECOND
+        host.session.append("gpu.memory", t=t + SECOND, dt=SECOND, process=second + 1, kind=0,
+                            allocs=4, frees=4, allocated=400, freed=400,
+                            shed=0 if order else 8)  # fmt: skip
+        if order:
+            host.session.append("gpu.alloc", t=t + 1 + np.arange(8), process=second + 1, kind=0,
+                                bytes=100, op=[op == "f" for op in order])  # fmt: skip
+    for process, frees, freed in ((8, 0, 0), (9, 1, 20)):
+        host.session.append("gpu.memory", t=BOOT + 3 * SECOND, dt=SECOND, process=process, kind=0,
+                            live=70 + 30 - freed, allocs=3, frees=frees, allocated=30,
+                            freed=freed, shed=4)  # fmt: skip
+    host.session.refresh()
+    assert peaks(host.session, BOOT, BOOT + 3 * SECOND) == {
+        (1, "device"): 400, (2, "device"): 100, (3, "device"): 100,
+        (8, "device"): 100, (9, "device"): 80,
+    }  # fmt: skip
+
+
+def test_rates_are_of_the_time_in_which_a_process_was_seen(host: CudaHost) -> None:
+    """One was there all the time, one came and went, one came late."""
+    for second in range(60):
+        host.session.append("cpu.load", t=BOOT + second * SECOND, dt=SECOND)
+    times = {1: (0, 60), 2: (10, 30), 3: (50, 60)}
+    for id, (first, last) in times.items():
+        seen = BOOT + first * SECOND
+        host.session.append("meta.process", t=seen + SECOND // 4, id=id, pid=40 + id, seen=seen,
+                            ended=BOOT + last * SECOND if last < 60 else 0)  # fmt: skip
+        t = BOOT + np.arange(first + 1, last + 1) * SECOND
+        host.session.append("cuda.thread", t=t, dt=SECOND, process=id, thread=id, count=1000)
+        host.session.append("cuda.stream", t=t, dt=SECOND, process=id, stream=id, count=1000,
+                            hist=[hist(s12=1000)] * len(t))  # fmt: skip
+        host.session.append("cuda.calls", t=t, dt=SECOND, process=id, function=1, count=200,
+                            kind=CALL["sync"], busy=SECOND // 4,
+                            hist=[hist(s12=200)] * len(t))  # fmt: skip
+        host.session.append("gpu.memory", t=t, dt=SECOND, process=id, kind=0, allocs=50, frees=50)
+    host.session.refresh()
+    end = BOOT + 60 * SECOND
+    for start in (BOOT, BOOT - 300 * SECOND, BOOT + 5 * SECOND):
+        assert {r.process: r.rate for r in by_thread(host.session, start, end)} == {
+            1: 1000, 2: 1000, 3: 1000,
+        }  # fmt: skip
+        assert {r.rate for r in by_stream(host.session, start, end)} == {1000}
+        found = calls(host.session, start, end)
+        assert {(r.process, r.threads, r.rate) for r in found} == {
+            (id, 0.25, 200) for id in times
+        }  # fmt: skip
+        kinds = memory_at(host.session, end, start).kinds
+        assert {(k.process, k.allocs * SECOND / k.seen) for k in kinds} == {
+            (id, 50) for id in times
+        }  # fmt: skip
+
+
+def test_calls_that_are_not_timed_are_apart(host: CudaHost) -> None:
+    names = {"cuCtxSynchronize": 1, "cuMemFree_v2": 2, "cuLaunchKernel": 3}
+    for name, id in names.items():
+        host.string(id, name)
+    for id, kind, count, busy, slots in (
+        (1, "sync", 4, SECOND, hist(s28=4)), (2, "other", 11, 3_580_000, hist(s18=11)),
+        (3, "other", 2_000_000, 0, hist()),
+    ):  # fmt: skip
+        host.session.append("cuda.calls", t=BOOT + SECOND, dt=SECOND, process=1, function=id,
+                            kind=CALL[kind], count=count, busy=busy, hist=[slots])  # fmt: skip
+    host.session.refresh()
+    (process,) = report(host.session, BOOT, BOOT + SECOND, Thresholds(), 5)["processes"]
+    blocked = process["blocked"]
+    assert {name: b["count"] for name, b in blocked.items()} == {
+        "sync": 4, "other": 11, "other, not timed": 2_000_000,
+    }  # fmt: skip
+    assert {c["function"]: c["timed"] for c in process["calls"]} == {
+        "cuCtxSynchronize": True, "cuMemFree_v2": True, "cuLaunchKernel": False,
+    }  # fmt: skip
 
 
 def test_the_longest_gaps_say_what_the_thread_was_in(host: CudaHost) -> None:
