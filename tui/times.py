@@ -133,7 +133,9 @@ class Scale:
 
 
 def duration(text: str) -> int | None:
-    """``90s``, ``1m30s``, ``250ms`` in ns; None for anything else."""
+    """``90s``, ``1m30s``, ``250ms`` in ns; bare, it is seconds; None for anything else."""
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
+        text += "s"
     parts = _PART.findall(text)
     if not parts or "".join(n + u for n, u in parts) != text:
         return None

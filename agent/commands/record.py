@@ -22,6 +22,7 @@ from dsprobe.recordings.errors import StoreFull
 from dsprobe.recordings.live import LiveSession
 from dsprobe.recordings.owner import sudo_caller
 from dsprobe.recordings.writer import Writer
+from dsprobe.tui.units import count
 
 QUEUE_BYTES = 64 << 20
 LINGER_NS = 2_000_000_000
@@ -187,18 +188,18 @@ class _Progress:
 
     def __init__(self, path: str, capture: Capture) -> None:
         self._path, self._capture = path, capture
-        self._started = self._shown = time.monotonic()
+        self._shown = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._silent = False
         if not self._terminal:
             print(f"recording into {path}; stop with Ctrl-C", file=sys.stderr)
 
     def summary(self) -> str:
-        seconds = time.monotonic() - self._started
+        seconds = (self._capture.last - self._capture.first) / 1e9
         size = self._capture.size
         lost = sum(self._capture.lost.values())
-        text = f"{seconds:.1f} s, {self._capture.events:,} rows, {size / 1e6:.2f} MB"
-        return f"{text}, {lost:,} rows lost" if lost else text
+        text = f"{seconds:.1f} s, {count(self._capture.events, 'row')}, {size / 1e6:.2f} MB"
+        return f"{text}, {count(lost, 'row')} lost" if lost else text
 
     def show(self) -> None:
         if self._silent != bool(said := self._capture.silence):

@@ -10,6 +10,7 @@ from dsprobe.agent.commands.errors import PARTIAL, Failure
 from dsprobe.recordings import wire
 from dsprobe.recordings.connection import Connection
 from dsprobe.recordings.writer import Writer
+from dsprobe.tui.units import count
 
 ALL = "that is all"
 """How a connection ends that has brought what was asked for."""
@@ -39,9 +40,9 @@ def save(path: str, last: int | None, output: str, force: bool = False) -> str:
         raise Failure(f"{output} is incomplete: {why}", exit_code=PARTIAL)
     lost = sum(capture.lost.values())
     held = (capture.last - capture.first) / 1e9
-    text = f"{output}: {held:.1f} s, {capture.events:,} rows, {writer.size / 1e6:.2f} MB"
+    text = f"{output}: {held:.1f} s, {count(capture.events, 'row')}, {writer.size / 1e6:.2f} MB"
     if last is not None and held < last / 1e9 - 2:
         text += f" (the agent holds no more than that; {last / 1e9:.0f} s were asked for)"
     if lost:
-        text += f"; {lost:,} rows went from the agent's memory before they were written"
+        text += f"; {count(lost, 'row')} went from the agent's memory before they were written"
     return text

@@ -50,7 +50,7 @@ def test_what_people_type(text: str, moment: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "25:00", "14:99", "-", "%", "1e9s", "5 s", "999999-01-01 00:00", "-5"]
+    "text", ["", "x", "25:00", "14:99", "-", "%", "1e9s", "5 s", "999999-01-01 00:00", "- 5"]
 )
 def test_what_means_nothing_is_refused(text: str) -> None:
     assert UTC.parse(text, BOOT, END) is None
@@ -125,6 +125,8 @@ def test_zones_come_from_the_zone_database_only() -> None:
 def test_durations() -> None:
     assert duration("1m30s") == 90 * SECOND
     assert duration("1.5h") == 5400 * SECOND
+    assert duration("60") == 60 * SECOND
+    assert duration("1.5") == 3 * SECOND // 2
     assert duration("s") is None
     assert elapsed(3723 * SECOND, 0) == "+1:02:03"
 
