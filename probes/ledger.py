@@ -22,7 +22,7 @@ from dsprobe.recordings.model import Field, Rows, Stream
 
 ADD, FREE, DROP, RETAIN, MAP, UNMAP, RANGE, REST = range(8)  # enum memory_entry
 PHYSICAL, MAPPED = MEMORY_KINDS.index("physical"), MEMORY_KINDS.index("mapped")
-SWEPT = 1 << 16
+SWEPT = 1 << 15
 """Places looked at in one collection for blocks of what has ended."""
 
 ENTRIES = Stream(

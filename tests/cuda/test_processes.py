@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dsprobe.probes import cuda
 from dsprobe.probes.calls import Calls
 from dsprobe.probes.functions import of_symbol
 from dsprobe.probes.launches import Launches
 from tests.cuda.test_launches import work
 from tests.cuda.tracing import Tracing, last, tracing
 from tests.simgpu import truth
-from tests.simgpu.run import environment
+from tests.simgpu.run import environment, workload
 from tests.simgpu.scenario import Scenario
 from tests.simgpu.target import Target
 from tests.support.wait import until
@@ -68,6 +69,30 @@ def test_children_that_are_forked_executed_and_killed(tmp_path: Path) -> None:
         threads = tr.rows("meta.thread")
         assert len(set(threads["id"].tolist()) | set(ended["id"].tolist())) == 18
         assert (tr.rows("cuda.thread")["count"].sum()) == 9 * 200
+        assert_nothing_is_left(tr)
+
+
+def test_more_processes_than_there_is_time_for_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "AT_ONCE", 0)
+    monkeypatch.setattr(cuda, "FREED", 1)
+    with tracing(Launches, Calls) as tr:
+        command, env = workload("forks", children=8, count=20), environment(tmp_path, Scenario())
+        subprocess.run(command, env=env, check=True, timeout=60, stdout=subprocess.DEVNULL)
+        children = truth.read_all(tmp_path)
+        assert len(children) == 8
+        met = []
+        for _ in range(12):
+            before = len(set(tr.rows("meta.process")["id"].tolist()))
+            tr.step()
+            met.append(len(set(tr.rows("meta.process")["id"].tolist())) - before)
+        assert sum(met) == 8
+        assert max(met) <= 2  # a step looks when the bell rings, and when it collects
+        for child in children:
+            assert tr.calls(child.pid) == expected(tr, child)
+        ended = tr.rows("meta.process")
+        assert len(set(ended["id"][ended["ended"] > 0].tolist())) == 8
         assert_nothing_is_left(tr)
 
 
