@@ -112,6 +112,19 @@ def test_a_healthy_one_is_said_to_be_and_gates_pass(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[2] == "No stack leaks GPU memory in python3:4242."
 
 
+def test_a_process_that_was_there_before_is_said_to_be(tmp_path: Path) -> None:
+    host = server(leaks=False)
+    host.process(1, 4242, late=BOOT + SECOND)
+    host.process(2, 4300, "idle", late=BOOT + 2 * SECOND)
+    file = write(host, tmp_path / "late.mcap")
+    said = run(file).stdout
+    assert said.count("was there before: what it had allocated by 1970-01-01T00:16:4") == 2
+    assert "no GPU memory allocated in this time since it was first seen" in said
+    found = json.loads(run(file, "--json").stdout)["processes"]
+    assert [p["late"] for p in found if p["pid"] == 4242] == ["1970-01-01T00:16:41.000000+00:00"]
+    assert "was there before" not in run(write(server(leaks=False), tmp_path / "b.mcap")).stdout
+
+
 def test_gates_and_json(tmp_path: Path) -> None:
     file = write(server(leaks=True), tmp_path / "a.mcap")
     done = run(file, "--fail-on", "leak", "--json", "--top", 1)
