@@ -67,8 +67,7 @@ def prepare(
         observer.look()
         moment = observer.scale.parse(at, player.position, player.end)
         if moment is None:
-            length = f"{at}s" if at.isascii() and at.isdigit() else "1m30s"
-            raise ValueError(f"not a time: {at}; try {length}, 14:03:20 or 40%")
+            raise ValueError(f"not a time: {at}; try 14:03:20, 1m30s or 40%")
         if not player.jump(moment):
             message = f"{at} is not held: went to the nearest moment that is"
         player.playing = speed is not None
