@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import struct
 from pathlib import Path
 
 from dsprobe.probes import syscalls
 
+_UPROBES = ("uprobe_multi", "perf_event")
+"""Types of links: from Linux 6.6 on, and before."""
 _PROG_GET_NEXT_ID = 11  # enum bpf_cmd (include/uapi/linux/bpf.h)
 
 
@@ -36,6 +39,16 @@ def held_by(pid: int) -> set[int]:
             continue
         ids |= {int(line.split()[1]) for line in lines if line.startswith("prog_id:")}
     return ids
+
+
+def in_libraries(pid: int) -> bool:
+    """Whether a process holds a link that puts a program into a file."""
+    for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            words = info.read_text().split()
+            if "link_type:" in words and words[words.index("link_type:") + 1] in _UPROBES:
+                return True
+    return False
 
 
 def pinned() -> set[str]:
