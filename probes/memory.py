@@ -28,7 +28,7 @@ from dsprobe.probes.mappedmemory import MappedMemory
 from dsprobe.probes.maps import MappedArray
 from dsprobe.probes.memorywalk import MemoryWalk
 from dsprobe.probes.probe import Batch, BpfProbe, Loss, Map, Program
-from dsprobe.probes.sums import Keys, Sums, Told, summed
+from dsprobe.probes.sums import Keys, Sums, Told, summed, wide, words
 from dsprobe.recordings.cudastreams import ALLOC_OPS, GPU_AGE, GPU_ALLOC, GPU_MEMORY, GPU_STACK
 from dsprobe.recordings.model import Rows
 
@@ -147,8 +147,8 @@ class Memory(BpfProbe):
         if pids:
             blocks, size = (sum(self._placeless[p][i] for p in pids) for i in (0, 1))
             said.append(
-                f"{blocks:,} blocks of {size:,} bytes of process {', '.join(pids.values())} found"
-                " no place: they count as live until it ends, as their frees cannot be told"
+                f"{_about(blocks)} blocks of {_about(size)} bytes of process"
+                f" {', '.join(pids.values())} found no place: they count as live until it ends, as their frees cannot be told"
             )
         return "; ".join(said)
 
@@ -201,7 +201,7 @@ class Memory(BpfProbe):
 
     def _by_kind(self, keys: Array, totals: Array) -> tuple[Keys, Sums]:
         """Sums by process << 8 | kind."""
-        sums = _with_reclaimed(_words(totals)[:, _KINDS])
+        sums = _with_reclaimed(words(totals)[:, _KINDS])
         self._end(sums, keys["context"])
         gone_keys, gone = self.ledger.gone()
         unknown_keys, unknown = self.ledger.unknown()
@@ -211,15 +211,15 @@ class Memory(BpfProbe):
                 _kind_key(gone_keys["process"], gone_keys["kind"]),
                 _kind_key(unknown_keys["process"], unknown_keys["kind"]),
             ]),
-            np.concatenate([sums, self._retired_kinds[1], _wide(gone, 10, (FREES, FREED, BORN)),
-                            _wide(unknown, 10, (UNKNOWN,))]),
+            np.concatenate([sums, self._retired_kinds[1], wide(gone, 10, (FREES, FREED, BORN)),
+                            wide(unknown, 10, (UNKNOWN,))]),
         )  # fmt: skip
 
     def _by_stack(
         self, keys: Array, stacks: Array, total_keys: Array, totals: Array
     ) -> tuple[Keys, Sums]:
         """Sums by process << 36 | kind << 32 | stack."""
-        sums, bare = _words(stacks), _words(totals)[:, 5:10].copy()
+        sums, bare = words(stacks), words(totals)[:, 5:10].copy()
         self._end(sums, keys["context"])
         self._end(bare, total_keys["context"])
         some = bare[:, ALLOCS] != 0
@@ -229,7 +229,7 @@ class Memory(BpfProbe):
                 _stack_key(keys), self._retired_stacks[0], _stack_key(gone_keys),
                 _stack_key(total_keys[some], bare=True),
             ]),
-            np.concatenate([sums, self._retired_stacks[1], _wide(gone, 5, (FREES, FREED, BORN)),
+            np.concatenate([sums, self._retired_stacks[1], wide(gone, 5, (FREES, FREED, BORN)),
                             bare[some]]),
         )  # fmt: skip
 
@@ -337,11 +337,11 @@ class Memory(BpfProbe):
         numbers = list(contexts)
         keys, sums = self._totals_map.read()
         these = np.isin(keys["context"], numbers)
-        kinds = _with_reclaimed(_words(sums[these])[:, _KINDS])
-        bare = _words(sums[these])[:, 5:10]
+        kinds = _with_reclaimed(words(sums[these])[:, _KINDS])
+        bare = words(sums[these])[:, 5:10]
         stack_keys, stacks = self._stacks_map.read()
         those = np.isin(stack_keys["context"], numbers)
-        stacks = _words(stacks[those])
+        stacks = words(stacks[those])
         for gone in (kinds, bare, stacks):
             _gone(gone, np.ones(len(gone), bool))
         _append(self._retired_kinds, _kind_key(keys[these]["process"], keys[these]["kind"]), kinds)
@@ -354,20 +354,10 @@ class Memory(BpfProbe):
             self._ended.pop(number, None)
 
 
-def _words(values: Array) -> Sums:
-    """Structs of u64 as rows of numbers."""
-    return values.view("<u8").reshape(len(values), values.dtype.itemsize // 8)
-
-
-def _wide(sums: Sums, columns: int, at: tuple[int, ...]) -> Sums:
-    """``sums`` put into these of so many columns."""
-    out = np.zeros((len(sums), columns), np.uint64)
-    out[:, at] = sums
-    return out
-
-
-def _with_reclaimed(sums: Sums) -> Sums:
-    return np.pad(sums, ((0, 0), (0, 2)))
+def _about(n: int) -> str:
+    """Its first two digits, so that a sentence does not change all the time."""
+    unit = 10 ** max(0, len(str(n)) - 2)
+    return f"{n // unit * unit:,}" + ("" if unit == 1 else " or more")
 
 
 def _kind_key(process: Array, kind: Array) -> Keys:

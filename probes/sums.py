@@ -22,6 +22,22 @@ def summed(keys: Keys, sums: Sums) -> tuple[Keys, Sums]:
     return keys[first], np.add.reduceat(sums, first, axis=0)
 
 
+def words(values: npt.NDArray[Any]) -> Sums:
+    """Structs of u64 as rows of numbers."""
+    return values.view("<u8").reshape(len(values), values.dtype.itemsize // 8)
+
+
+def wide(sums: Sums, columns: int, at: tuple[int, ...]) -> Sums:
+    """``sums`` put into these of so many columns."""
+    out = np.zeros((len(sums), columns), np.uint64)
+    out[:, at] = sums
+    return out
+
+
+def _with_reclaimed(sums: Sums) -> Sums:
+    return np.pad(sums, ((0, 0), (0, 2)))
+
+
 class Told:
     """What was last told of each key."""
 
