@@ -15,7 +15,7 @@ from dsprobe.recordings.model import Rows, Stream
 
 FRAME_BYTES = 1 << 20  # of rows in memory: a frame is full
 CHUNK_BYTES = 2 << 20  # of frames, or of their rows without long texts: a chunk is full
-CHUNK_FRAMES = c.MAX_MESSAGES // 2  # the same
+MESSAGE_BYTES = c.HEAD.size + 22  # that a frame takes in a chunk beside its own
 
 
 def framed(stream: Stream, span: int, seq: int, parts: Sequence[Rows]) -> list[Frame]:
@@ -58,8 +58,8 @@ def chunked(made: Sequence[tuple[Stream, Frame]]) -> Iterator[list[Frame]]:
     used = 0
     for stream, frame in made:
         # Rows of many short texts take far more memory than their frame.
-        size = max(len(frame.data), frames.cost(stream, frame.n))
-        if group and (used + size > CHUNK_BYTES or len(group) >= CHUNK_FRAMES):
+        size = max(len(frame.data), frames.cost(stream, frame.n)) + MESSAGE_BYTES
+        if group and used + size > CHUNK_BYTES:
             yield group
             group, used = [], 0
         group.append(frame)

@@ -203,7 +203,7 @@ def _kinds(
         found.append(
             KindMemory(
                 key[0], word(cuda.MEMORY_KINDS, key[1]), key[1] < len(cuda.ON_DEVICE), live, blocks,
-                live - before, *counts.get(key, (0,) * len(_COUNTS)), presence.time(key[0]),
+                live - before, *(*counts.get(key, (0,) * len(_COUNTS)), presence.time(key[0])),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda k: (-k.live, k.process, k.kind)))

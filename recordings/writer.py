@@ -259,8 +259,8 @@ class Writer:
         for name in names:
             channel = self._channels[name]
             seq = channel.seq + self._gaps.get(name, 0)
-            parts = framed(channel.stream, channel.span, seq, self._pending[name])
-            made += ((channel.stream, frame) for frame in parts)
+            found = framed(channel.stream, channel.span, seq, self._pending[name])
+            made += ((channel.stream, frame) for frame in found)
         for group in chunked(made):
             try:
                 body = ChunkBody(self._out.declarations())

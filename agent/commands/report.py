@@ -220,11 +220,12 @@ def _memory(memory: dict[str, Any], ended: bool, late: bool) -> list[str]:
         held = f"{size(k['live']):>8} in {k['blocks']:,} blocks, {_signed(k['grown'])}, "
         reclaimed = f", {k['reclaimed']:,} never freed ({size(k['reclaimed_bytes'])}): gone with "
         reclaimed += "the process" if ended else "their context"
+        peak = "peak at least" if k["shed"] else "peak"  # single calls tell it
         more = [f"{k[name]:,} {what}" for name, what in (
             ("failed", "failed"), ("unknown", "frees of blocks from before"),
             ("shed", "without a row of their own")) if k[name]]  # fmt: skip
         lines.append(
-            f"  {k['kind']:<10} {'' if ended else held}peak {size(k['peak'])}; "
+            f"  {k['kind']:<10} {'' if ended else held}{peak} {size(k['peak'])}; "
             f"{count(k['allocs'], 'allocation')}, {count(k['frees'], 'free')}"
             f"{reclaimed if k['reclaimed'] else ''}" + "".join(f", {text}" for text in more)
         )

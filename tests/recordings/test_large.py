@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from dsprobe.agent.commands.capture import Capture
+from dsprobe.recordings import container as c
 from dsprobe.recordings import cudastreams as cuda
 from dsprobe.recordings import frames, wire
 from dsprobe.recordings import streams as st
 from dsprobe.recordings.cut import cut
 from dsprobe.recordings.filesession import FileSession
-from dsprobe.recordings.framing import CHUNK_FRAMES, chunked
+from dsprobe.recordings.framing import chunked
 from dsprobe.recordings.merge import merge
 from dsprobe.recordings.model import Rows, Stream
 from dsprobe.recordings.writer import Writer
@@ -133,6 +134,6 @@ def test_any_amount_at_once_is_read_whole(
 
 def test_a_chunk_holds_so_many_frames() -> None:
     frame = frames.make(st.MARKER, 0, st.MARKER.rows(t=[T0], label=["a"]))
-    groups = list(chunked([(st.MARKER, frame)] * (CHUNK_FRAMES + 1)))
-    assert max(map(len, groups)) == CHUNK_FRAMES
-    assert sum(map(len, groups)) == CHUNK_FRAMES + 1
+    groups = list(chunked([(st.MARKER, frame)] * (c.MAX_MESSAGES + 1)))
+    assert max(map(len, groups)) < c.MAX_MESSAGES
+    assert sum(map(len, groups)) == c.MAX_MESSAGES + 1
