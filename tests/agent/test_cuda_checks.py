@@ -66,7 +66,7 @@ def test_each_place_where_asked(target: Target) -> None:
 
 def test_the_genuine_library() -> None:
     library = genuine.library()
-    code = f"import ctypes, sys; ctypes.CDLL({str(library)!r}); print(); sys.stdin.read()"
+    code = f"import ctypes, sys; ctypes.CDLL({str(library)!r}); print(flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
