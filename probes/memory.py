@@ -148,7 +148,8 @@ class Memory(BpfProbe):
             blocks, size = (sum(self._placeless[p][i] for p in pids) for i in (0, 1))
             said.append(
                 f"{_about(blocks)} blocks of {_about(size)} bytes of process"
-                f" {', '.join(pids.values())} found no place: they count as live until it ends, as their frees cannot be told"
+                f" {', '.join(pids.values())} found no place: they count as live until it ends, as"
+                " their frees cannot be told"
             )
         return "; ".join(said)
 
@@ -368,6 +369,10 @@ def _stack_key(keys: Array, bare: bool = False) -> Keys:
     stack = np.uint64(0) if bare else keys["stack"]
     kind = keys["kind"].astype(np.uint64) << np.uint64(32)
     return keys["process"].astype(np.uint64) << np.uint64(36) | kind | stack
+
+
+def _with_reclaimed(sums: Sums) -> Sums:
+    return np.pad(sums, ((0, 0), (0, 2)))
 
 
 def _gone(sums: Sums, these: npt.NDArray[np.bool_]) -> None:

@@ -34,10 +34,6 @@ def wide(sums: Sums, columns: int, at: tuple[int, ...]) -> Sums:
     return out
 
 
-def _with_reclaimed(sums: Sums) -> Sums:
-    return np.pad(sums, ((0, 0), (0, 2)))
-
-
 class Told:
     """What was last told of each key."""
 

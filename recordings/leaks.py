@@ -152,9 +152,7 @@ def _named(leaks: list[Leak], held: list[Levels], stacks: Stacks) -> list[Leak]:
     others = {stack for stack in others if stacks.same(stack) not in leaking}
     common = {frame.id for stack in others for frame in stacks.frames(stack)}
     inside = wrappers(stacks.every())
-    return [
-        replace(leak, place=where(stacks.frames(leak.stack), common, inside)) for leak in leaks
-    ]
+    return [replace(leak, place=where(stacks.frames(leak.stack), common, inside)) for leak in leaks]
 
 
 def _rising(
