@@ -95,7 +95,7 @@ GPU_MEMORY = Stream(
         _bytes("allocated", "bytes allocated in the interval"),
         _bytes("freed", "bytes freed in the interval"),
         _count("failed", "allocations and frees that failed"),
-        _count("unknown", "frees of blocks from before the probes were attached"),
+        _count("unknown", "frees of blocks from before the attach, or that found no place"),
         _count("shed", "calls of the interval without a row in gpu.alloc, to save cost"),
         _count("reclaimed", "of frees blocks that went with their context or process"),
         _bytes("reclaimed_bytes", "of freed those bytes"),
