@@ -140,8 +140,8 @@ def _take_the_rest(connection: Connection, capture: Capture, own: bool, stop: _S
             break
     if capture.lived >= until:
         return ""
-    behind = f"{(until - capture.lived) / 1e9:.1f} s" if capture.lived else "all of it"
-    lost = f"what the agent saw last is missing ({behind})"
+    behind = f" ({(until - capture.lived) / 1e9:.1f} s)" if capture.lived else ""
+    lost = f"what the agent saw last is missing{behind}"
     return f"{lost}: {connection.ended or capture.silence or 'it is too slow to tell in time'}"
 
 
