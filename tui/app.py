@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -42,9 +43,20 @@ def run(
         print(f"dsprobe: {e}", file=sys.stderr)
         return 2
     code = _with_signals(viewer)
+    _let_go()
     if viewer.failure is not None:
         raise viewer.failure
     return code
+
+
+def _let_go() -> None:
+    """Have written what is to be written; to a terminal that has gone nobody writes any more, or
+    the interpreter would end with a code of its own for it (120)."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def prepare(
