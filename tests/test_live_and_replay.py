@@ -118,13 +118,14 @@ def test_the_same_moment_shows_the_same_numbers_live_and_in_replay(place: Path) 
         screen.wait(lambda text: "jump to (" in text)
         screen.press(at, "Enter")
         screen.wait(lambda text: moment(text)[:-2] == at[:-2])
-        # The header shows tenths of a second, which may fall into either of two columns.
+        # The header shows tenths of a second, which may fall into a column beside it.
         tries = [numbers(screen)]
-        if tries != [seen]:
-            before = screen.screen()
-            screen.press("t")
-            screen.wait(lambda text: text != before)
-            tries.append(numbers(screen))
+        for keys in ("t", "TT"):
+            if tries[-1] != seen:
+                before = screen.screen()
+                screen.press(*keys)
+                screen.wait(lambda text, before=before: text != before)
+                tries.append(numbers(screen))
         screen.press("q")
         assert screen.exit_code() == 0
     differences = [
