@@ -138,9 +138,9 @@ def _attach(ctx: Context, folder: Path, cache: Path, pid: int) -> float:
             return int(rows["t"].min()) if len(rows) else 0
 
         took = until(placed, "probes are attached") - begin
-        os.write(ours, b"q")
         session.close()
-        until(lambda: top.poll() is not None or _drained(ours), "the screen has ended")
+        time.sleep(0.2)  # an agent ends with its last viewer, so that must be the screen
+        until(lambda: top.poll() is not None or _told_to_end(ours), "the screen has ended")
         until(lambda: not path.exists(), "the agent has ended")
         return took / 1e9
     finally:
@@ -149,10 +149,12 @@ def _attach(ctx: Context, folder: Path, cache: Path, pid: int) -> float:
         os.close(ours)
 
 
-def _drained(terminal: int) -> bool:
-    """Take what the screen writes, or it would wait; always False."""
+def _told_to_end(terminal: int) -> bool:
+    """Press q, which a screen that is not up yet does not hear, and take what it writes, or it
+    would wait; always False."""
     with contextlib.suppress(OSError):
         os.set_blocking(terminal, False)
+        os.write(terminal, b"q")
         os.read(terminal, 1 << 16)
     return False
 
