@@ -6,7 +6,6 @@ every stack that holds memory has a row at least every ten seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,6 @@ from dsprobe.recordings.presence import Presence, presence
 from dsprobe.recordings.references import last_of
 from dsprobe.recordings.samples import ending, summed
 from dsprobe.recordings.session import Session
-from dsprobe.recordings.stacks import Frame, Stacks
 from dsprobe.recordings.tables import word
 
 SECOND = 10**9
@@ -109,35 +107,6 @@ class Memory:
     def whole(self) -> bool:
         """Whether the stacks tell of nearly all that is live."""
         return self.unexplained <= sum(k.live for k in self.kinds) / 100
-
-
-@dataclass(frozen=True)
-class MemoryNode:
-    """Stacks that begin alike, outermost frame first: Python over native.
-
-    ``path`` (frame ids from the root) names the node from one refresh to the next.  The amounts
-    are the sums of all stacks through it; ``age`` is the mean by block.  ``stacks`` are the ids of
-    those that end in it.
-    """
-
-    frame: Frame
-    path: tuple[int, ...]
-    live: int
-    blocks: int
-    grown: int
-    grown_blocks: int
-    age: int
-    stacks: tuple[int, ...]
-    children: tuple[MemoryNode, ...]
-
-
-ORDERS: dict[str, Callable[[StackMemory | MemoryNode], float]] = {
-    "live": lambda row: row.live,
-    "growth": lambda row: row.grown,
-    "age": lambda row: row.age,
-    "blocks": lambda row: row.blocks,
-}
-"""What stacks and nodes can be sorted by, the most first."""
 
 
 def memory_at(
@@ -259,47 +228,3 @@ def _ages(session: Session, now: _State) -> tuple[AgeMemory, ...]:
         for r in now.held(rows)
         if r["t"] == newest[_key(r, "process", "kind")]
     )  # fmt: skip
-
-
-@dataclass
-class _Branch:
-    frame: Frame
-    path: tuple[int, ...]
-    amounts: list[int]
-    stacks: set[int]
-    children: dict[Frame, _Branch]
-
-
-def tree(
-    rows: Sequence[StackMemory], stacks: Stacks, order: str = "live"
-) -> tuple[MemoryNode, ...]:
-    """The stacks of ``rows`` as trees, siblings sorted by ``order``, a key of :data:`ORDERS`."""
-    roots: dict[Frame, _Branch] = {}
-    all: list[_Branch] = []  # each after its parent
-    for row in rows:
-        amounts = (row.live, row.blocks, row.grown, row.grown_blocks, row.age * row.blocks)
-        level = roots
-        above: tuple[int, ...] = ()
-        for frame in reversed(stacks.frames(row.stack)):
-            if frame not in level:
-                path = (*above, frame.id)
-                level[frame] = _Branch(frame, path, [0] * len(amounts), set(), {})
-                all.append(level[frame])
-            branch = level[frame]
-            above = branch.path
-            branch.amounts = [a + b for a, b in zip(branch.amounts, amounts, strict=True)]
-            level = branch.children
-        branch.stacks.add(row.stack)
-    made: dict[int, MemoryNode] = {}
-    for branch in reversed(all):
-        live, blocks, grown, grown_blocks, ages = branch.amounts
-        made[id(branch)] = MemoryNode(
-            branch.frame, branch.path, live, blocks, grown, grown_blocks,
-            ages // blocks if blocks else 0, tuple(sorted(branch.stacks)),
-            _sorted((made[id(b)] for b in branch.children.values()), order),
-        )  # fmt: skip
-    return _sorted((made[id(b)] for b in roots.values()), order)
-
-
-def _sorted(nodes: Iterable[MemoryNode], order: str) -> tuple[MemoryNode, ...]:
-    return tuple(sorted(nodes, key=ORDERS[order], reverse=True))
